@@ -15,7 +15,7 @@ from gpuenergyd.core.pipeline.graph import (
     one_forward_one_backward,
 )
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
-from tests.support.powered_host import TableJob
+from tests.plugins.power.powered_host import TableJob
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 MEASURED = {"A100": ("gpt3-175b_a100-sxm.csv", 83.64), "A40": ("gpt3-175b_a40.csv", 70.38)}

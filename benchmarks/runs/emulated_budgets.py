@@ -32,7 +32,7 @@ from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.core.policy_api.policy import FrontierPoint
 from gpuenergyd.core.policy_api.power import PowerJobView, PowerView
 from gpuenergyd_policies.planning.frontier import frontier
-from gpuenergyd_policies.power.water_fill import WaterFill
+from gpuenergyd_power.water_fill import WaterFill
 
 RATIOS = (0.95, 0.9, 0.8, 0.7, 0.6)
 NUM_PIPELINES = MICROBATCHES_OF_ALL // 12

@@ -38,8 +38,8 @@ from drawn_hosts import HOST_W, IDLE_W, NUM_GPUS, drawn_jobs  # beside this file
 from gpuenergyd_fleet.decisions.event_report import EventReport, event_report
 from gpuenergyd_fleet.decisions.grid_event import GridEvent, LoadUnit
 from gpuenergyd_fleet.store.store import FleetStore
-from tests.support.powered_fleet import PoweredFleet
-from tests.support.powered_host import PoweredHost
+from tests.plugins.fleet.powered_fleet import PoweredFleet
+from tests.plugins.power.powered_host import PoweredHost
 
 NUM_HOSTS = 4
 ROOM_RATIO = 1.1

@@ -31,10 +31,10 @@ from typing import Any
 import numpy as np
 from drawn_hosts import HOST_W, IDLE_W, NUM_GPUS, TABLES, drawn_jobs  # beside this file
 
+from gpuenergyd.core.clock_request import Ceiling
 from gpuenergyd.core.policy_api.power import PowerView
-from gpuenergyd.core.power.backstop import Ceiling
-from gpuenergyd_policies.power.water_fill import WaterFill
-from tests.support.powered_host import SAMPLE_S, PoweredHost, TableJob
+from gpuenergyd_power.water_fill import WaterFill
+from tests.plugins.power.powered_host import SAMPLE_S, PoweredHost, TableJob
 
 RATIOS = (0.6, 0.7, 0.8, 0.95)
 """Shares of what the jobs draw at full speed."""

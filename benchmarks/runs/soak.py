@@ -45,9 +45,11 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, full_speed_pla
 from gpuenergyd.core.policy_api.policy import JobView  # noqa: E402
 from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers  # noqa: E402
 from gpuenergyd.daemon.api.server import ManualChanges, Server, UserLimits  # noqa: E402
+from gpuenergyd.daemon.capped_worker import CappedWorker  # noqa: E402
 from gpuenergyd.daemon.gpus.access import AccessRules  # noqa: E402
 from gpuenergyd.daemon.gpus.inventory import Gpus  # noqa: E402
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse  # noqa: E402
+from gpuenergyd.daemon.host_services import HostParts, host_services  # noqa: E402
 from gpuenergyd.daemon.jobs.fits import JobFits  # noqa: E402
 from gpuenergyd.daemon.jobs.operators import Operators, OrderFile  # noqa: E402
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore  # noqa: E402
@@ -57,8 +59,6 @@ from gpuenergyd.daemon.manual_leases.calibration import Calibrations  # noqa: E4
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases  # noqa: E402
 from gpuenergyd.daemon.manual_leases.releases import GpuReleases  # noqa: E402
 from gpuenergyd.daemon.ports import JobServices  # noqa: E402
-from gpuenergyd.daemon.power.capped_worker import CappedWorker  # noqa: E402
-from gpuenergyd.daemon.power.service import PowerService  # noqa: E402
 from gpuenergyd.daemon.processes.plugins import PolicyNames  # noqa: E402
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure  # noqa: E402
 from gpuenergyd.daemon.processes.power_queries import PowerQuery  # noqa: E402
@@ -155,20 +155,13 @@ class Soak:
         )
         policy = Policy()
         leases = ManualLeases(worker, self.gpus, self.history)
-        capped = CappedWorker(worker, self.gpus)
+        settings, capped = load_settings(mode="control", state_dir=folder), CappedWorker(worker, self.gpus)
+        parts = HostParts(settings, self.gpus, self.jobs, capped, policy.divide_power, self.history)
         self.server = Server(
             self.jobs,
             ManualChanges(
                 AdministratorLeases(leases, self.gpus, worker),
                 Calibrations(leases, self.gpus, worker),
-                PowerService(
-                    load_settings(mode="control", state_dir=folder),
-                    self.gpus,
-                    self.jobs,
-                    capped,
-                    policy.divide_power,
-                    self.history,
-                ),
                 GpuReleases(worker, self.gpus, self.history, self.jobs.spawn),
             ),
             PipelineMembers(self.jobs),
@@ -178,6 +171,7 @@ class Soak:
             job_detail=lambda _: None,
             past_jobs=PastJobStore(f"sqlite:///{folder / 'history.sqlite3'}", self.history),
             proof_of_use=ProofOfUse(AccessRules(), worker.process_ids),
+            host_services={name: service(parts) for name, service in host_services().items()},
             limits=UserLimits(256, 1e9),
         )
         self.connections: list[Connection] = []

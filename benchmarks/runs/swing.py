@@ -33,7 +33,6 @@ from gpuenergyd.core.pipeline.graph import (
 )
 from gpuenergyd.core.pipeline.power_swing import SwingFigures, swing_of
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
-from gpuenergyd.core.power.ramp import RampLimiter
 from gpuenergyd_policies.planning.capped.plan import wave_of
 from gpuenergyd_policies.planning.flat.orders import flattest_order
 from gpuenergyd_policies.planning.flat.plan import EXTRA_ENERGY_RATIO, flat_plan
@@ -41,10 +40,11 @@ from gpuenergyd_policies.planning.frontier import SolvedPlan, solve
 from gpuenergyd_policies.planning.orders.choice import plan_order
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 from gpuenergyd_policies.planning.plan_evaluation import baseline
+from gpuenergyd_power.rules.ramp import RampLimiter
 from gpuenergyd_sim.driver.device_model import capped_sm_clock_mhz, instruction_time_s, working_power_w
 from gpuenergyd_sim.driver.device_parameters import device_parameters
 from gpuenergyd_sim.training.gpt_model import simulated_works
-from tests.support.ramped_host import CLOCKS_MHZ, RampedHost, steady_after
+from tests.plugins.power.ramped_host import CLOCKS_MHZ, RampedHost, steady_after
 from tests.support.swing_bound import least_band_energy_w2
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

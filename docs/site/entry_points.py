@@ -15,6 +15,10 @@ GROUPS = {
         "A class of [PluginRoutes](python-api.md#pluginroutes): further routes of the daemon's API, see"
         " [write a plugin](../how-to/write-a-plugin.md#api-routes)."
     ),
+    "gpuenergyd.host_services": (
+        "A class of [HostService](python-api.md#hostservice): a part of the daemon that acts on all jobs and GPUs, see"
+        " [write a plugin](../how-to/write-a-plugin.md#a-service-of-the-host)."
+    ),
     "gpuenergyd.policies": (
         "A class with `next_plan(view)`, see [ClockPolicy](python-api.md#clockpolicy): decides the clocks of one job."
     ),

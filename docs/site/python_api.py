@@ -41,7 +41,13 @@ PUBLIC_MODULES = {
         "gpuenergyd.core.pipeline.switching",
         "gpuenergyd.core.carbon.intensity",
     ),
-    "For plugins": ("gpuenergyd.cli.command_entry", "gpuenergyd.cli.output", "gpuenergyd.daemon.api.plugin_routes"),
+    "For plugins": (
+        "gpuenergyd.cli.command_entry",
+        "gpuenergyd.cli.output",
+        "gpuenergyd.daemon.api.plugin_routes",
+        "gpuenergyd.daemon.host_services",
+        "gpuenergyd.store.plugin_tables",
+    ),
     "For GPU drivers": ("gpuenergyd.gpu.device",),
     "For carbon sources": ("gpuenergyd.carbon.sources.source",),
     "For experiments on simulated GPUs": (

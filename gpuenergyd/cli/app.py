@@ -38,7 +38,6 @@ _OWN: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "restore": ("commands.restore", "Restore GPU clocks and power limits."),
         "lock": ("commands.manual_leases", "Lock a GPU's SM clock."),
         "limit": ("commands.manual_leases", "Limit a GPU's power."),
-        "budget": ("commands.budget", "Show, set and clear the power budget of this host."),
         "calibrate": ("calibrate.command", "Measure how long clock changes of idle GPUs take."),
         "release-gpu": ("commands.release_gpu", "Let go of a GPU for a reset or a driver upgrade."),
     },

@@ -1,4 +1,4 @@
-"""Clock request: the SM clock that a GPU should run at, now and from later instants on."""
+"""Clock request: the SM clock that a GPU should run at, now and from later instants on; and ceilings of GPUs."""
 
 from dataclasses import dataclass
 
@@ -38,3 +38,11 @@ class ClockRequest:
     def later_requests(self) -> "tuple[ClockRequest, ...]":
         """Return each later clock as a request of its own, sent at its instant."""
         return tuple(ClockRequest(c.sm_clock_mhz, c.at_mono_ns, plan_epoch=self.plan_epoch) for c in self.later)
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """What a GPU may not exceed: an SM clock, a power limit, or both."""
+
+    sm_clock_mhz: int | None = None
+    power_limit_w: float | None = None

@@ -7,7 +7,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from socket import SOCK_SEQPACKET, SOCK_STREAM, gethostname
 from typing import assert_never
@@ -19,6 +19,7 @@ from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.api.clock_socket import ClockSocket
 from gpuenergyd.daemon.api.server import ManualChanges, Server, UserLimits
 from gpuenergyd.daemon.api.status import daemon_status, job_detail
+from gpuenergyd.daemon.capped_worker import CappedWorker
 from gpuenergyd.daemon.carbon.service import CarbonService, is_carbon_configured
 from gpuenergyd.daemon.gpus.access import AccessRules
 from gpuenergyd.daemon.gpus.host_energy import HostEnergy
@@ -27,6 +28,7 @@ from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
 from gpuenergyd.daemon.gpus.switching_file import SwitchingFile
 from gpuenergyd.daemon.handover.file import consume_hand_over, write_hand_over
 from gpuenergyd.daemon.handover.jobs import hand_over_jobs, take_over_job
+from gpuenergyd.daemon.host_services import HostParts, HostService, check_services, host_services
 from gpuenergyd.daemon.jobs.fits import JobFits
 from gpuenergyd.daemon.jobs.operators import Operators, OrderFile
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
@@ -38,13 +40,9 @@ from gpuenergyd.daemon.manual_leases.leases import ManualLeases
 from gpuenergyd.daemon.manual_leases.releases import GpuReleases
 from gpuenergyd.daemon.periodic import Periodic
 from gpuenergyd.daemon.ports import JobServices, RunningJob
-from gpuenergyd.daemon.power.capped_worker import CappedWorker
-from gpuenergyd.daemon.power.schedule_file import read_schedule
-from gpuenergyd.daemon.power.service import PowerService
 from gpuenergyd.daemon.processes.gpu_worker import GpuWorker, WorkerEvent, WorkerReady
 from gpuenergyd.daemon.processes.launch import StartChild, process_launchers
 from gpuenergyd.daemon.processes.plugins import (
-    POWER_GROUP,
     TARGET_GROUP,
     PolicyNames,
     check_policy_name,
@@ -56,7 +54,7 @@ from gpuenergyd.daemon.runtime.listening import InstanceLock, open_listener
 from gpuenergyd.daemon.runtime.log_rate_limit import LogRateLimit
 from gpuenergyd.daemon.runtime.process_tuning import limit_malloc_to_one_arena, shorten_event_loop_pauses
 from gpuenergyd.daemon.runtime.sleep_watch import SleepWatch
-from gpuenergyd.daemon.settings import WATER_FILL, Driver, Processes, Settings
+from gpuenergyd.daemon.settings import Driver, Processes, Settings
 from gpuenergyd.errors import GpuEnergyError, GpuError, UnknownPolicyError
 from gpuenergyd.gpu.drivers.opening import check_driver
 from gpuenergyd.gpu.link.client import WorkerLost
@@ -161,13 +159,13 @@ class Daemon:
         )
         self.leases = ManualLeases(capped, self.gpus, self._history)
         self.releases = GpuReleases(self.worker, self.gpus, self._history, self.jobs.spawn)
-        self.power = PowerService(settings, self.gpus, self.jobs, capped, self.policy.divide_power, self._history)
+        parts = HostParts(settings, self.gpus, self.jobs, capped, self.policy.divide_power, self._history)
+        self.services: Mapping[str, HostService] = {name: service(parts) for name, service in host_services().items()}
         self._server = Server(
             self.jobs,
             ManualChanges(
                 AdministratorLeases(self.leases, self.gpus, self.worker, is_observing=settings.is_observing),
                 Calibrations(self.leases, self.gpus, self.worker, is_observing=settings.is_observing),
-                self.power,
                 self.releases,
             ),
             self.members,
@@ -177,6 +175,7 @@ class Daemon:
             job_detail=lambda job_id: job_detail(self, job_id),
             past_jobs=past_jobs,
             proof_of_use=ProofOfUse(_access_rules(settings), self._pids_on),
+            host_services=self.services,
             limits=UserLimits(settings.max_connections_per_user, settings.max_requests_per_user_per_s),
         )
         self.host_energy = host_energy or HostEnergy()
@@ -227,7 +226,8 @@ class Daemon:
             if self.carbon is not None:
                 self._is_carbon_started = True
                 await self.carbon.start()
-            await self.power.start()
+            for service in self.services.values():
+                await service.start()
             self._periodic.every(_SWITCHING_PERIOD_S, "save switch latencies", self._save_switching)
             self._periodic.every(_ACCOUNTS_PERIOD_S, "save time accounts", self._save_accounts)
             self._periodic.start()
@@ -275,7 +275,9 @@ class Daemon:
             self._clock_socket.close()
         await self._save_accounts()
         await self.leases.close("the daemon was stopped")
-        await self.power.close()
+        for service in self.services.values():
+            await service.close()
+        await self._capped_worker.close()
         if not await self._hand_over():
             log.info("restoring all GPUs")
             self.worker.announce_shutdown()
@@ -370,7 +372,8 @@ class Daemon:
                 self.releases.handle_worker_ready()
             case Samples():
                 self.jobs.handle_samples(event.samples)
-                self.power.handle_samples(event.samples)
+                for service in self.services.values():
+                    service.handle_samples(event.samples)
             case ClockChangeReport():
                 self.jobs.handle_clock_change(event)
                 self.leases.handle_clock_change(event)
@@ -411,10 +414,7 @@ def serve(
     for name in settings.policy_options:
         check_policy_name(name)
     check_policy_name(settings.target, TARGET_GROUP)
-    if settings.power_target != WATER_FILL or settings.power_budget_w is not None:
-        check_policy_name(settings.power_target, POWER_GROUP)
-    if settings.power_schedule_path is not None:
-        read_schedule(settings.power_schedule_path)
+    check_services(settings)
     _access_rules(settings)
     lock = InstanceLock(settings.lock_path).acquire()
     try:

@@ -21,8 +21,8 @@ from pydantic_settings import (
 
 from gpuenergyd.core.carbon.intensity import EmissionFactor, SignalKind
 from gpuenergyd.core.policy_api.policy import Lever
+from gpuenergyd.core.policy_api.power import MAX_BUDGET_W
 from gpuenergyd.core.policy_api.target import MAX_SLOWDOWN_RATIO
-from gpuenergyd.core.power.budget import MAX_BUDGET_W
 from gpuenergyd.daemon.settings_errors import nearest, reason_text, unknown_text
 from gpuenergyd.errors import UsageError
 from gpuenergyd.gpu.drivers.opening import installed_drivers

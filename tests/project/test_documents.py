@@ -25,13 +25,13 @@ from gpuenergyd.carbon.signal_file import SignalFile
 from gpuenergyd.cli.help.command_tree import described_commands
 from gpuenergyd.client.connection import HttpConnection
 from gpuenergyd.daemon.api.openapi import api_description
-from gpuenergyd.daemon.power.schedule_file import read_schedule
 from gpuenergyd.daemon.settings import Settings, load_settings
 from gpuenergyd.wire.instance_json import parse_instance
 from gpuenergyd.wire.order_csv import parse_order
 from gpuenergyd.wire.profile_csv import parse_profile_table
 from gpuenergyd.wire.profile_files import read_waiting_power_file
 from gpuenergyd_fleet.event_input import events_of_file
+from gpuenergyd_power.schedule_file import read_schedule
 from tests.support.chromium import CHROMIUM, Page, in_browser
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
 from tests.support.documents import Block, blocks, inline_commands, missing_output, shell_script

@@ -6,8 +6,10 @@ from typing import Any
 
 from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.api.server import ManualChanges, Server, UserLimits
+from gpuenergyd.daemon.capped_worker import CappedWorker
 from gpuenergyd.daemon.gpus.access import AccessRules
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
+from gpuenergyd.daemon.host_services import HostParts, host_services
 from gpuenergyd.daemon.jobs.fits import JobFits
 from gpuenergyd.daemon.jobs.operators import Operators, OrderFile
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
@@ -15,8 +17,6 @@ from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
 from gpuenergyd.daemon.manual_leases.calibration import Calibrations
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
 from gpuenergyd.daemon.manual_leases.releases import GpuReleases
-from gpuenergyd.daemon.power.capped_worker import CappedWorker
-from gpuenergyd.daemon.power.service import PowerService
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.settings import load_settings
 from tests.support.job_stage import FakeWorker, Stage
@@ -36,13 +36,12 @@ def server_of(stage: Stage, folder: Path, *, status: Callable[[], Mapping[str, A
     worker = FakeWorker()
     leases = ManualLeases(worker, stage.gpus, stage.history)
     capped = CappedWorker(worker, stage.gpus)
-    settings = load_settings(state_dir=folder)
+    parts = HostParts(load_settings(state_dir=folder), stage.gpus, stage.jobs, capped, no_policy, stage.history)
     return Server(
         stage.jobs,
         ManualChanges(
             AdministratorLeases(leases, stage.gpus, worker),
             Calibrations(leases, stage.gpus, worker),
-            PowerService(settings, stage.gpus, stage.jobs, capped, no_policy, stage.history),
             GpuReleases(worker, stage.gpus, stage.history, stage.jobs.spawn),
         ),
         PipelineMembers(stage.jobs),
@@ -52,5 +51,6 @@ def server_of(stage: Stage, folder: Path, *, status: Callable[[], Mapping[str, A
         job_detail=lambda _: None,
         past_jobs=PastJobStore(f"sqlite:///{folder / 'history.sqlite3'}", stage.history),
         proof_of_use=ProofOfUse(AccessRules(), worker.process_ids),
+        host_services={name: service(parts) for name, service in host_services().items()},
         limits=UserLimits(1, 1e9),
     )

@@ -6,6 +6,8 @@ from typing import Protocol
 from gpuenergyd.core.policy_api.policy import FrontierPoint
 
 HIGHEST_PRIORITY, USUAL_PRIORITY, LOWEST_PRIORITY = 0, 5, 9
+MAX_BUDGET_W = 1e7
+"""More than any host draws: a larger budget is a mistake in the unit."""
 
 
 class PowerTargetPolicy(Protocol):

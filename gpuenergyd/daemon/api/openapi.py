@@ -1,11 +1,12 @@
 """`GET /v1/openapi.json`: the OpenAPI description of all routes, generated from the message types."""
 
 import re
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import version
 from typing import Any
 
-from gpuenergyd.daemon.api.plugin_routes import plugin_routes
+from gpuenergyd.daemon.api.plugin_routes import ApiPart, plugin_routes
 from gpuenergyd.daemon.api.routes import JSON_TYPE, ROUTES, Route
 from gpuenergyd.wire import MAX_REPORTS
 from gpuenergyd.wire.daemon_codec import encode, json_schemas
@@ -32,18 +33,16 @@ def api_text() -> bytes:
 
 def api_description() -> dict[str, Any]:
     """Return the OpenAPI document."""
-    messages = (message for route in ROUTES for message in (route.request, route.reply) if message is not None)
-    schemas = json_schemas(*dict.fromkeys(messages))
+    paths: dict[str, Any] = {}
+    schemas: dict[str, Any] = {}
+    for part in (describe_routes(ROUTES, _ERRORS), *(plugin.describe(_ERRORS) for plugin in plugin_routes())):
+        paths |= part.paths
+        schemas |= part.schemas
     schemas["Error"] = {
         "type": "object",
         "properties": {"error": {"type": "string", "description": "Error message, one line."}},
         "required": ["error"],
     }
-    paths = _paths()
-    for plugin in plugin_routes():
-        part = plugin.describe(_ERRORS)
-        paths |= part.paths
-        schemas |= part.schemas
     return {
         "openapi": "3.1.0",
         "info": {
@@ -56,21 +55,24 @@ def api_description() -> dict[str, Any]:
     }
 
 
-def _paths() -> dict[str, Any]:
+def describe_routes(routes: Iterable[Route], errors: Mapping[str, str]) -> ApiPart:
+    """Return the description of routes from their message types; `errors` are the meanings of the error statuses."""
     paths: dict[str, Any] = {}
-    for route in ROUTES:
-        paths.setdefault(route.path, {}).update(_path(route))
-    return paths
+    messages: list[type] = []
+    for route in routes:
+        paths.setdefault(route.path, {}).update(_path(route, errors))
+        messages += [message for message in (route.request, route.reply) if message is not None]
+    return ApiPart(paths, json_schemas(*dict.fromkeys(messages)))
 
 
-def _path(route: Route) -> dict[str, Any]:
+def _path(route: Route, errors: Mapping[str, str]) -> dict[str, Any]:
     schema = {"type": "object"} if route.content_type == JSON_TYPE else {"type": "string"}
     if route.reply is not None:
         schema = _reference(route.reply.__name__)
-    errors = {code: _content(meaning, _reference("Error")) for code, meaning in _ERRORS.items()}
+    refusals = {code: _content(meaning, _reference("Error")) for code, meaning in errors.items()}
     operation: dict[str, Any] = {
         "summary": route.summary,
-        "responses": {"200": _content("Success.", schema, route.content_type), **errors},
+        "responses": {"200": _content("Success.", schema, route.content_type), **refusals},
     }
     if route.request is not None:
         body: dict[str, Any] = _reference(route.request.__name__)

@@ -5,7 +5,7 @@ Handlers run on the daemon's event loop, so one that blocks delays every trainin
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +16,7 @@ from aiohttp import web
 
 from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
+from gpuenergyd.daemon.host_services import HostService
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
 from gpuenergyd.daemon.ports import WorkerPort
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
@@ -39,6 +40,12 @@ class RouteServices:
     proof_of_use: ProofOfUse
     """Whether a process may change a GPU."""
     open_peer: OpenPeer
+    require_administrator: Callable[[web.Request, str], PeerCredentials]
+    """Returns the client process of a request, or raises AccessError unless it may do what the text says."""
+    read_body: Callable[[web.Request, int], Awaitable[bytes]]
+    """Returns the body of a request, within the server's time limit and a limit in bytes."""
+    host_services: Mapping[str, HostService]
+    """The services of plugins by name, for routes of the same plugin."""
     is_observing: bool
 
 

@@ -22,7 +22,6 @@ from gpuenergyd.wire.messages import (
 from gpuenergyd.wire.operator_messages import JobPatch, JobPatched
 from gpuenergyd.wire.past_job_messages import PastJobFile, PastJobList, PastJobsChanged, PastJobsForget
 from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, MemberReply, PipelineReply, PipelineReport
-from gpuenergyd.wire.power_messages import PowerBudgetRequest, PowerBudgetState
 
 JSON_TYPE = "application/json"
 
@@ -111,16 +110,6 @@ PAST_JOB_FORGET = Route(
     PastJobsForget,
     PastJobsChanged,
 )
-POWER_BUDGET = Route(
-    "/v1/power-budget", "The host's power budget, what it draws and how it is divided.", reply=PowerBudgetState
-)
-POWER_BUDGET_CHANGE = Route(
-    "/v1/power-budget",
-    "Set the host's power budget, or withdraw the last request (administrators).",
-    PowerBudgetRequest,
-    PowerBudgetState,
-    is_put=True,
-)
 STATUS = Route("/v1/status", "State of the daemon: health, GPUs, jobs. Missing values are null, never 0.")
 JOB = Route("/v1/jobs/{job_id}", "One running job: plan, predictions, last measured timeline.")
 JOB_PATCH = Route(
@@ -142,6 +131,5 @@ ROUTES = (
     *(RANKS, ITERATIONS, PACE, RELEASE, MEMBERS, MEMBER_PLAN, PIPELINES, LEASES, LEASE_RELEASE),
     *(GPU_RELEASE, GPU_REOPEN, CALIBRATIONS, CALIBRATION),
     *(PAST_JOBS, ALL_PAST_JOBS, PAST_JOB_IMPORT, PAST_JOB_FORGET),
-    *(POWER_BUDGET, POWER_BUDGET_CHANGE),
     *(STATUS, JOB, JOB_PATCH, JOB_FIT, METRICS, OPENAPI),
 )

@@ -26,6 +26,7 @@ from gpuenergyd.daemon.api.plugin_routes import RouteServices, plugin_routes
 from gpuenergyd.daemon.api.routes import ROUTES
 from gpuenergyd.daemon.api.snapshots import Snapshot, SnapshotText
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
+from gpuenergyd.daemon.host_services import HostService
 from gpuenergyd.daemon.jobs.fits import JobFits
 from gpuenergyd.daemon.jobs.operators import Operators
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
@@ -33,7 +34,6 @@ from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
 from gpuenergyd.daemon.manual_leases.calibration import Calibrations
 from gpuenergyd.daemon.manual_leases.releases import GpuReleases
-from gpuenergyd.daemon.power.service import PowerService
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, open_pidfd, require_alive
 from gpuenergyd.daemon.runtime.user_rates import UserRates
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, ProtocolError, UsageError
@@ -52,7 +52,6 @@ from gpuenergyd.wire.messages import (
 from gpuenergyd.wire.operator_messages import decode_job_patch
 from gpuenergyd.wire.past_job_messages import FILE_FORMAT, PastJobFile, PastJobList, PastJobsChanged, PastJobsForget
 from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, PipelineReport
-from gpuenergyd.wire.power_messages import PowerBudgetRequest
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +101,6 @@ class ManualChanges:
 
     leases: AdministratorLeases
     calibrations: Calibrations
-    power: PowerService
     releases: GpuReleases
 
 
@@ -120,12 +118,13 @@ class Server:
         status: Callable[[], Mapping[str, Any]],
         job_detail: Callable[[str], Mapping[str, Any] | None],
         proof_of_use: ProofOfUse,
+        host_services: Mapping[str, HostService],
         past_jobs: PastJobStore,
         limits: UserLimits,
     ) -> None:
         self._jobs = jobs
         self._changes = changes
-        self._calibrations, self._power = changes.calibrations, changes.power
+        self._calibrations = changes.calibrations
         self._members, self._operators, self._past_jobs = members, operators, past_jobs
         self._fits = fits
         self._status = Snapshot(status)
@@ -140,6 +139,9 @@ class Server:
             changes.leases.leases,
             proof_of_use,
             self._open_peer,
+            self._require_administrator,
+            self._raw_body,
+            host_services,
             is_observing=jobs.services.is_observing,
         )
         self._plugins = [plugin(services) for plugin in plugin_routes()]
@@ -172,8 +174,6 @@ class Server:
             routes.ALL_PAST_JOBS: self._list_all_past_jobs,
             routes.PAST_JOB_IMPORT: self._import_past_jobs,
             routes.PAST_JOB_FORGET: self._forget_past_jobs,
-            routes.POWER_BUDGET: self._get_power_budget,
-            routes.POWER_BUDGET_CHANGE: self._put_power_budget,
             routes.STATUS: _text_handler(self._status_text.value, routes.JSON_TYPE),
             routes.JOB: self._get_job,
             routes.JOB_PATCH: self._change_job,
@@ -296,15 +296,6 @@ class Server:
         uid = None if message.is_for_all_users else self._peer(request).uid
         return _json(PastJobsChanged(await self._past_jobs.forget(uid)))
 
-    async def _get_power_budget(self, request: web.Request) -> web.Response:
-        del request
-        return _json(self._power.state())
-
-    async def _put_power_budget(self, request: web.Request) -> web.Response:
-        self._require_administrator(request, "set the power budget of this host")
-        message = await self._body(request, PowerBudgetRequest, MAX_CONTROL_MESSAGE_BYTES)
-        return _json(self._power.put(message, f"administrator {self._peer(request)}"))
-
     async def _get_job(self, request: web.Request) -> web.Response:
         job_id = request.match_info["job_id"]
         detail = self._job_detail(job_id)
@@ -379,11 +370,12 @@ class Server:
             require_alive(peer, pidfd)
             return peer
 
-    def _require_administrator(self, request: web.Request, what: str) -> None:
+    def _require_administrator(self, request: web.Request, what: str) -> PeerCredentials:
         with self._open_peer(request) as (peer, pidfd):
             require_alive(peer, pidfd)
             if not self._access.is_administrator(peer):
                 raise AccessError(f"{peer} may not {what}; allowed: {self._access.administrators_text()}")
+            return peer
 
     @contextmanager
     def _open_peer(self, request: web.Request) -> Iterator[tuple[PeerCredentials, int]]:

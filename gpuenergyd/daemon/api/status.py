@@ -19,13 +19,12 @@ from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.carbon.service import CarbonService
 from gpuenergyd.daemon.gpus.host_energy import HostEnergy
 from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, GpuClaim, Gpus
+from gpuenergyd.daemon.host_services import HostService
 from gpuenergyd.daemon.jobs.order_fields import order_fields
 from gpuenergyd.daemon.jobs.registry import EndedJob, Jobs
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.manual_leases.leases import ManualLease, ManualLeases
 from gpuenergyd.daemon.ports import RunningJob
-from gpuenergyd.daemon.power.service import PowerService
-from gpuenergyd.daemon.power.state import swing_state
 from gpuenergyd.daemon.processes.gpu_worker import GpuWorker
 from gpuenergyd.daemon.processes.policy_client import PolicyClient
 from gpuenergyd.daemon.registration import option_source
@@ -54,7 +53,7 @@ class StatusSource(Protocol):
     policy: PolicyClient
     carbon: CarbonService | None
     host_energy: HostEnergy
-    power: PowerService
+    services: Mapping[str, HostService]
 
     def history_status(self) -> WriterStatus:
         """Return the state of the database writer."""
@@ -66,7 +65,8 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
     history, welcome = daemon.history_status(), daemon.worker.welcome
     carbon_trouble = daemon.carbon.trouble() if daemon.carbon is not None else None
     history_trouble = f"history: {history.reason}" if history.reason else None
-    troubles = (daemon.worker.trouble, history_trouble, carbon_trouble, daemon.power.trouble)
+    services = daemon.services.values()
+    troubles = (daemon.worker.trouble, history_trouble, carbon_trouble, *(service.trouble for service in services))
     reasons = [reason for reason in troubles if reason]
     # GPUs without control rights are normal in observe mode.
     normal = {*USABLE_HEALTH, GpuHealth.RELEASED}
@@ -104,8 +104,7 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
         "jobs": [_job(runner, daemon) for runner in daemon.jobs],
         "ended_jobs": [_ended_job(ended) for ended in reversed(daemon.jobs.ended)],
         **_total_saved_power(daemon.jobs),
-        "power": plain(daemon.power.state()),
-        "swing": plain(swing_state(daemon.power.swings.meter)),
+        **{name: value for service in services for name, value in service.status().items()},
         "carbon": daemon.carbon.status() if daemon.carbon is not None else None,
         "clock_requests": {
             "num_stale": daemon.jobs.clock_requests.num_stale,

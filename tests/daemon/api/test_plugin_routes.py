@@ -12,6 +12,7 @@ from docs.site.house_map import ROOT
 from gpuenergyd.client.connection import HttpConnection
 from gpuenergyd.daemon.api.openapi import api_description
 from gpuenergyd.daemon.api.plugin_routes import PluginRoutes, plugin_routes
+from gpuenergyd.daemon.api.routes import ROUTES
 from tests.support.api_server import server_of
 from tests.support.documents import blocks
 from tests.support.installed_distribution import install_distribution
@@ -55,14 +56,14 @@ def answers(folder: Path, *paths: str) -> list[tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("plugin", plugin_routes(), ids=lambda plugin: plugin.__module__)
-def test_a_plugin_describes_its_routes_and_errors_and_leaves_v1_to_the_daemon(plugin: type[PluginRoutes]) -> None:
+def test_a_plugin_describes_its_routes_and_errors_and_takes_no_path_of_the_daemon(plugin: type[PluginRoutes]) -> None:
     """tests/daemon/api/test_openapi.py compares what is described with what is served, of all plugins together."""
     paths = plugin.describe({"418": "A teapot."}).paths
     operations = [operation for methods in paths.values() for operation in methods.values()]
 
     assert operations
     assert all(operation["summary"] and "418" in operation["responses"] for operation in operations)
-    assert not any(path.startswith("/v1/") for path in paths)
+    assert paths.keys().isdisjoint(route.path for route in ROUTES)
 
 
 def test_the_plugin_of_the_documents_answers_and_is_described(site: Path) -> None:
@@ -82,7 +83,7 @@ def test_routes_that_cannot_be_loaded_are_logged_and_the_daemon_serves(
     install(site, shaky="no_such_module:Routes")
 
     with caplog.at_level(logging.ERROR):
-        found = answers(site, "/v1/power-budget", "/discover")
+        found = answers(site, "/v1/status", "/discover")
 
     assert [status for status, _ in found] == [200, 200]
     reason = "ModuleNotFoundError: No module named 'no_such_module'"
@@ -92,5 +93,5 @@ def test_routes_that_cannot_be_loaded_are_logged_and_the_daemon_serves(
 def test_without_plugins_the_server_has_its_own_routes_only(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuenergyd.daemon.api.plugin_routes.entry_points", lambda **_: ())
 
-    assert [status for status, _ in answers(site, "/v1/power-budget", "/discover")] == [200, 404]
+    assert [status for status, _ in answers(site, "/v1/status", "/discover")] == [200, 404]
     assert all(path.startswith("/v1/") for path in api_description()["paths"])

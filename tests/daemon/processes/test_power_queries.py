@@ -11,7 +11,7 @@ from gpuenergyd.daemon.processes.policy_host import PlanAnswer, PlanRequest, Pol
 from gpuenergyd.daemon.processes.power_queries import PowerQuery, answer_power
 from gpuenergyd.wire.daemon_codec import decode, encode
 from gpuenergyd_policies.full_speed import FullSpeed
-from gpuenergyd_policies.power.water_fill import WaterFill
+from gpuenergyd_power.water_fill import WaterFill
 
 JOB = PowerJobView("job-1", 2, can_follow=True, power_limit_range_w=(100.0, 400.0))
 QUERY = PowerQuery("water-fill", PowerView(900.0, (JOB,), other_power_w=100.0))

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuenergyd.daemon.power.requested import MAX_FALLBACKS
 from gpuenergyd_fleet.decisions.coordination import FleetHost, FleetRules, FleetView, decide
 from gpuenergyd_fleet.decisions.division import HostDemand, divided
 from gpuenergyd_fleet.decisions.grid_event import GridEvent, LoadUnit
 from gpuenergyd_fleet.decisions.leases import Fallback, HeldPower, Lease
+from gpuenergyd_power.requested import MAX_FALLBACKS
 
 RULES = FleetRules()
 CURVE = ((400.0, 4.0), (800.0, 7.0), (1000.0, 8.0))

@@ -12,9 +12,9 @@ import pytest
 from gpuenergyd_fleet.decisions.event_report import event_report
 from gpuenergyd_fleet.decisions.grid_event import GridEvent, LoadUnit
 from gpuenergyd_fleet.store.store import FleetStore
-from tests.core.power.test_powered_host import IDLE_W, law_job
-from tests.support.powered_fleet import PoweredFleet
-from tests.support.powered_host import PoweredHost
+from tests.plugins.fleet.powered_fleet import PoweredFleet
+from tests.plugins.power.powered_host import PoweredHost
+from tests.plugins.power.rules.test_powered_host import IDLE_W, law_job
 
 
 @dataclass

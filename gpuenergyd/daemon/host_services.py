@@ -1,0 +1,123 @@
+"""Services of plugins: parts of the daemon that act on all jobs and GPUs of a host, such as its power budget.
+
+An entry point of the group `gpuenergyd.host_services` names the class of one. Services run on the daemon's event loop,
+so one that blocks delays every training program.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+from gpuenergyd.core.clock_request import Ceiling
+from gpuenergyd.daemon.gpus.inventory import Gpus
+from gpuenergyd.daemon.jobs.registry import Jobs
+from gpuenergyd.daemon.ports import HistoryPort
+from gpuenergyd.daemon.processes.policy_client import PolicyFailure
+from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply
+from gpuenergyd.daemon.settings import Settings
+from gpuenergyd.errors import GpuEnergyError, UsageError
+from gpuenergyd.gpu.link.messages import GpuSample
+
+SERVICES_GROUP = "gpuenergyd.host_services"
+_SERVICE_OF_SETTING = dict.fromkeys(("power_budget_w", "power_schedule_path", "power_ramp_w_per_s"), "power")
+"""Limits of the settings, and the service that keeps to them."""
+
+
+class Ceilings(Protocol):
+    """Limits of GPUs that no lease exceeds; journaled, and restored with the GPU."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why a ceiling could not be set or lifted; None once all are."""
+        ...
+
+    def set_ceilings(self, ceilings: Mapping[str, Ceiling]) -> None:
+        """Replace all ceilings, those of other services included; returns at once."""
+        ...
+
+    async def retry(self) -> None:
+        """Try once more what failed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HostParts:
+    """What the daemon lends to a service."""
+
+    settings: Settings
+    gpus: Gpus
+    jobs: Jobs
+    """Their runners take events, such as a target of power."""
+    ceilings: Ceilings
+    divide_power: Callable[[PowerQuery], Awaitable[PowerReply | PolicyFailure]]
+    """Asks a power target policy in the policy host, with the frontiers of all jobs."""
+    history: HistoryPort
+
+
+class HostService(Protocol):
+    """A service of one plugin. An exception in constructor, `check` or `start` keeps the daemon from starting."""
+
+    def __init__(self, parts: HostParts) -> None: ...
+
+    @staticmethod
+    def check(settings: Settings) -> None:
+        """Check the settings before the daemon starts.
+
+        Raises:
+            GpuEnergyError: the service cannot work with them.
+        """
+        ...
+
+    async def start(self) -> None:
+        """Begin to act; the GPUs are known."""
+        ...
+
+    async def close(self) -> None:
+        """Stop; the daemon then lifts all ceilings and restores the GPUs."""
+        ...
+
+    def handle_samples(self, samples: Sequence[GpuSample]) -> None:
+        """Take note of new readings of GPUs."""
+        ...
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the status should be degraded; None while all is well."""
+        ...
+
+    def status(self) -> Mapping[str, Any]:
+        """Return fields of `GET /v1/status`, other than the daemon's own."""
+        ...
+
+
+@cache
+def host_services() -> Mapping[str, type[HostService]]:
+    """Return the installed services by name.
+
+    Raises:
+        GpuEnergyError: one cannot be loaded; a daemon without it might exceed a limit of its host.
+    """
+    found: dict[str, type[HostService]] = {}
+    for point in sorted(entry_points(group=SERVICES_GROUP), key=lambda point: point.name):
+        try:
+            found[point.name] = point.load()
+        except Exception as error:  # a plugin's import may fail in any way
+            reason = f"{type(error).__name__}: {error}"
+            raise GpuEnergyError(f"service {point.name!r} ({point.value}) cannot be loaded: {reason}") from error
+    return found
+
+
+def check_services(settings: Settings) -> None:
+    """Check the settings against the installed services.
+
+    Raises:
+        GpuEnergyError: a service is missing that a setting needs, cannot be loaded, or refuses the settings.
+    """
+    services = host_services()
+    for setting, name in _SERVICE_OF_SETTING.items():
+        if getattr(settings, setting) is not None and name not in services:
+            raise UsageError(f"{setting} is set, but no installed package provides the service {name!r}")
+    for service in services.values():
+        service.check(settings)

@@ -1,1 +1,0 @@
-"""The host's power budget: settings, schedule and requests, targets of jobs, and ceilings of GPUs."""

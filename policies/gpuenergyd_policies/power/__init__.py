@@ -1,1 +1,0 @@
-"""Policies that divide a power budget among jobs."""

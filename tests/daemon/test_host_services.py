@@ -1,0 +1,113 @@
+"""Services of plugins: they act on the host's jobs and GPUs, and a daemon that cannot load one does not start."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from docs.site.house_map import ROOT
+from gpuenergyd.daemon.api.status import daemon_status
+from gpuenergyd.daemon.app import Daemon
+from gpuenergyd.daemon.host_services import HostParts, HostService, check_services, host_services
+from gpuenergyd.daemon.processes.policy_client import PolicyFailure
+from gpuenergyd.daemon.settings import load_settings
+from gpuenergyd.errors import GpuEnergyError, UsageError
+from gpuenergyd.gpu.link.messages import GpuSample
+from gpuenergyd.wire.daemon_codec import encode
+from tests.support.documents import blocks
+from tests.support.installed_distribution import install_distribution
+from tests.support.job_stage import Stage
+
+PAGE = ROOT / "docs" / "how-to" / "write-a-plugin.md"
+
+
+class NoCeilings:
+    """Takes ceilings and sets none."""
+
+    trouble = None
+
+    def set_ceilings(self, ceilings: object) -> None:
+        del ceilings
+
+    async def retry(self) -> None: ...
+
+
+async def no_policy(*_: object) -> PolicyFailure:
+    return PolicyFailure("no policy host")
+
+
+def parts(folder: Path) -> HostParts:
+    """Return the parts of a host with one job."""
+    stage = Stage()
+    return HostParts(load_settings(state_dir=folder), stage.gpus, stage.jobs, NoCeilings(), no_policy, stage.history)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Yield a folder for packages of plugins, whose services are searched for anew."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    host_services.cache_clear()
+    yield tmp_path
+    host_services.cache_clear()
+
+
+def install(site: Path, **services: str) -> None:
+    """Install a distribution with these services."""
+    install_distribution(site, "plugin", "gpuenergyd.host_services", services)
+
+
+def own_fields(folder: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Return the status fields of a daemon without plugins."""
+    monkeypatch.setattr("gpuenergyd.daemon.app.host_services", dict)
+    monkeypatch.setattr("gpuenergyd.daemon.api.server.plugin_routes", tuple)
+    return {*daemon_status(Daemon(load_settings(state_dir=folder)))}
+
+
+@pytest.mark.parametrize("service", host_services().values(), ids=lambda service: service.__module__)
+def test_a_service_starts_idle_and_adds_fields_of_its_own(
+    service: type[HostService], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        service.check(load_settings(state_dir=tmp_path))
+        running = service(parts(tmp_path))
+        await running.start()
+        running.handle_samples([])
+        running.handle_samples([GpuSample("GPU-0", 1, None, None, None, None, None, None)])
+
+        assert running.trouble is None
+        assert encode(running.status())
+        assert own_fields(tmp_path, monkeypatch).isdisjoint(running.status())
+        await running.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_service_of_the_documents_degrades_the_status(site: Path) -> None:
+    (text,) = (block.text for block in blocks(PAGE) if "HostParts" in block.text and block.language == "python")
+    (site / "heat_service.py").write_text(text)
+    install(site, heat="heat_service:Heat")
+
+    heat = host_services()["heat"](parts(site))
+    heat.handle_samples([GpuSample("GPU-0", 1, 300.0, None, None, 1410, 95.0, None)])
+
+    assert heat.trouble == "too hot: GPU-0"
+    assert heat.status() == {"hot_gpus": ["GPU-0"]}
+
+
+def test_a_service_that_cannot_be_loaded_keeps_the_daemon_from_starting(site: Path) -> None:
+    install(site, shaky="no_such_module:Service")
+
+    with pytest.raises(GpuEnergyError, match=r"service 'shaky' \(no_such_module:Service\) cannot be loaded: Module"):
+        check_services(load_settings(state_dir=site))
+
+
+@pytest.mark.parametrize("setting", ["power_budget_w", "power_ramp_w_per_s"])
+def test_a_limit_without_the_service_that_keeps_it_is_refused(
+    setting: str, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuenergyd.daemon.host_services.entry_points", lambda **_: ())
+
+    with pytest.raises(UsageError, match=f"{setting} is set, but no installed package provides the service 'power'"):
+        check_services(load_settings(state_dir=site, **{setting: 500.0}))
+    check_services(load_settings(state_dir=site))
