@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from collections.abc import Iterable
 from datetime import date
 from enum import Enum
 from pathlib import Path
@@ -28,6 +29,13 @@ def people_console() -> "Console":
     from rich.console import Console  # noqa: PLC0415  commands that print JSON start faster without it
 
     return Console(soft_wrap=False, highlight=False)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print text for people, as it is."""
+    console = people_console()
+    for line in lines:
+        console.print(line, markup=False, highlight=False)
 
 
 def _plain(value: Any) -> Any:

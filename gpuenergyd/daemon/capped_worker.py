@@ -79,7 +79,7 @@ class CappedWorker:
         return next(iter(self._failed.values()), None)
 
     def set_ceilings(self, ceilings: Mapping[str, Ceiling]) -> None:
-        """Replace all ceilings; GPUs without one run again as their holders want."""
+        """Replace all ceilings, of whatever service; GPUs without one run again as their holders want."""
         changed = {u for u in {*ceilings, *self._ceilings} if ceilings.get(u) != self._ceilings.get(u)}
         self._ceilings = {uuid: ceiling for uuid, ceiling in ceilings.items() if ceiling != _NO_CEILING}
         self._apply_soon(changed)

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
-from gpuenergyd.core.clock_request import Ceiling
+from gpuenergyd.daemon.capped_worker import CappedWorker
 from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.ports import HistoryPort
@@ -25,23 +25,6 @@ _SERVICE_OF_SETTING = dict.fromkeys(("power_budget_w", "power_schedule_path", "p
 """Limits of the settings, and the service that keeps to them."""
 
 
-class Ceilings(Protocol):
-    """Limits of GPUs that no lease exceeds; journaled, and restored with the GPU."""
-
-    @property
-    def trouble(self) -> str | None:
-        """Why a ceiling could not be set or lifted; None once all are."""
-        ...
-
-    def set_ceilings(self, ceilings: Mapping[str, Ceiling]) -> None:
-        """Replace all ceilings, those of other services included; returns at once."""
-        ...
-
-    async def retry(self) -> None:
-        """Try once more what failed."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class HostParts:
     """What the daemon lends to a service."""
@@ -50,7 +33,8 @@ class HostParts:
     gpus: Gpus
     jobs: Jobs
     """Their runners take events, such as a target of power."""
-    ceilings: Ceilings
+    ceilings: CappedWorker
+    """Sets limits of GPUs that no lease exceeds, and lifts them when the daemon stops."""
     divide_power: Callable[[PowerQuery], Awaitable[PowerReply | PolicyFailure]]
     """Asks a power target policy in the policy host, with the frontiers of all jobs."""
     history: HistoryPort

@@ -11,12 +11,12 @@ import typer
 
 from gpuenergyd.cli.command_help import DocumentedGroup, add_command, command_group
 from gpuenergyd.cli.options import JsonOption, SocketOption
-from gpuenergyd.cli.output import people_console, print_json
+from gpuenergyd.cli.output import print_json, print_lines
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import GpuEnergyError, UsageError
 from gpuenergyd.log_lines import configure_logging
 from gpuenergyd.report.csv_table import csv_text
-from gpuenergyd_fleet.decisions.coordination import FleetDecision, FleetView, decide
+from gpuenergyd_fleet.decisions.coordination import decide
 from gpuenergyd_fleet.decisions.event_report import event_report
 from gpuenergyd_fleet.decisions.grid_event import MAX_LOAD_W, MAX_REASON_CHARS
 from gpuenergyd_fleet.event_input import EventFile
@@ -81,9 +81,7 @@ def show(*, database: FleetDatabaseOption = None, as_json: JsonOption = False) -
     if as_json:
         print_json(fleet_object(state))
         return 0
-    console = people_console()
-    for line in fleet_lines(state):
-        console.print(line, markup=False, highlight=False)
+    print_lines(fleet_lines(state))
     return 0
 
 
@@ -137,7 +135,7 @@ def coordinate(
             try:
                 for file in files:
                     file.update(store, time.time())
-                decision = store.cycle(_decide, least_period_s=every_s / 2)
+                decision = store.cycle(decide, least_period_s=every_s / 2)
                 found = decision.trouble if decision is not None else trouble
             except GpuEnergyError as error:
                 found = str(error)
@@ -224,9 +222,7 @@ def events(*, database: FleetDatabaseOption = None, as_json: JsonOption = False)
     if as_json:
         print_json(rows)
         return 0
-    console = people_console()
-    for row in rows:
-        console.print(EVENT_ROW.format(**row).rstrip(), markup=False, highlight=False)
+    print_lines(EVENT_ROW.format(**row).rstrip() for row in rows)
     return 0
 
 
@@ -254,14 +250,8 @@ def report(
     elif as_csv:
         typer.echo(csv_text([report_row(found)]), nl=False)
     else:
-        console = people_console()
-        for line in report_lines(found):
-            console.print(line, markup=False, highlight=False)
+        print_lines(report_lines(found))
     return 0
-
-
-def _decide(view: FleetView, now_s: float) -> FleetDecision:
-    return decide(view, now_s)
 
 
 @contextmanager

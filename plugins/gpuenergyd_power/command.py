@@ -8,7 +8,7 @@ import typer
 
 from gpuenergyd.cli.command_help import DocumentedGroup, add_command, command_group
 from gpuenergyd.cli.options import JsonOption, SocketOption
-from gpuenergyd.cli.output import people_console, print_json
+from gpuenergyd.cli.output import people_console, print_json, print_lines
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import UsageError
 from gpuenergyd_power.rules.budget import budget_problem
@@ -86,11 +86,9 @@ def _print(state: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(state)
         return
-    console = people_console()
-    for line in _lines(state):
-        console.print(line, markup=False, highlight=False)
+    print_lines(_lines(state))
     if state["jobs"]:
-        console.print(_table(state["jobs"]))
+        people_console().print(_table(state["jobs"]))
 
 
 def _lines(state: dict[str, Any]) -> Iterator[str]:

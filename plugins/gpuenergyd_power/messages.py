@@ -8,6 +8,8 @@ HTTP/1.1 with JSON bodies on the daemon's Unix socket:
 
 from dataclasses import dataclass
 
+from gpuenergyd.core.policy_api.power import PowerPoint
+
 
 @dataclass(frozen=True, slots=True)
 class FallbackBudget:
@@ -33,14 +35,6 @@ class PowerBudgetRequest:
     lifetime_s: float | None = None
     reason: str = ""
     fallback: tuple[FallbackBudget, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PowerPointState:
-    """What the host can do with some power: the weighted speed of its jobs, in GPUs at full speed."""
-
-    power_w: float
-    speed: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +80,4 @@ class PowerBudgetState:
     mean_w: float | None = None
     share_w: float | None = None
     speed: float | None = None
-    curve: tuple[PowerPointState, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SwingState:
-    """How much the measured power of all GPUs of a host has swung.
-
-    `swing_rms_w` is the RMS of the wave from 0.1 Hz to `highest_hz`, half the rate of readings or 20 Hz, and
-    `band_energy_w2` its square; `ramp_w_per_s` is the largest difference of the means of two successive seconds.
-    """
-
-    window_s: float
-    highest_hz: float
-    peak_w: float
-    trough_w: float
-    mean_w: float
-    ramp_w_per_s: float
-    band_energy_w2: float
-    swing_rms_w: float
+    curve: tuple[PowerPoint, ...] = ()

@@ -36,7 +36,7 @@ from gpuenergyd_power.rules.budget import PowerBudget, budget_in_force
 from gpuenergyd_power.rules.control import Division, PowerControl
 from gpuenergyd_power.schedule_file import ScheduleFile, read_schedule
 from gpuenergyd_power.shares import JobShares
-from gpuenergyd_power.state import budget_state, budget_text, swing_state
+from gpuenergyd_power.state import budget_state, budget_text, swing_fields
 from gpuenergyd_power.swings import HostSwings
 
 log = logging.getLogger(__name__)
@@ -325,7 +325,7 @@ class PowerService:
 
     def status(self) -> Mapping[str, Any]:
         """Return the budget and the swings of the host's power."""
-        return {"power": plain(self.state()), "swing": plain(swing_state(self.swings.meter))}
+        return {"power": plain(self.state()), "swing": swing_fields(self.swings.meter)}
 
     def _record(self, actor: str, reason: str, before: str, after: str) -> None:
         self._history.write(ControlEventRecord(_now(), "power-budget", actor, None, None, reason, before, after))

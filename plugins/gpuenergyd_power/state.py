@@ -1,7 +1,9 @@
 """The state of the power budget and of swings, as `GET /v1/power-budget` and the status show them."""
 
+from dataclasses import asdict, replace
+
 from gpuenergyd.daemon.settings import Settings
-from gpuenergyd_power.messages import PowerBudgetState, PowerPointState, SwingState
+from gpuenergyd_power.messages import PowerBudgetState
 from gpuenergyd_power.rules.budget import PowerBudget
 from gpuenergyd_power.rules.control import PowerControl
 from gpuenergyd_power.rules.swing_meter import WINDOW_S, SwingMeter
@@ -37,27 +39,22 @@ def budget_state(
         share_w=settings.power_budget_w,
         speed=shares.measured_speed(),
         curve=tuple(
-            PowerPointState(point.power_w + max(0.0, control.trim.excess_w), point.speed)
+            replace(point, power_w=point.power_w + max(0.0, control.trim.excess_w))
             for point in (decision.curve if decision is not None else ())
         ),
     )
 
 
-def swing_state(meter: SwingMeter) -> SwingState | None:
-    """Return how much the power of all GPUs has swung; None while that is unknown."""
+def swing_fields(meter: SwingMeter) -> dict[str, float] | None:
+    """Return how much the measured power of all GPUs has swung; None while that is unknown.
+
+    `swing_rms_w` is the RMS of the wave from 0.1 Hz to `highest_hz`, half the rate of readings or 20 Hz.
+    """
     figures = meter.figures()
     if figures is None:
         return None
-    return SwingState(
-        window_s=WINDOW_S,
-        highest_hz=meter.highest_hz,
-        peak_w=figures.peak_w,
-        trough_w=figures.trough_w,
-        mean_w=figures.mean_w,
-        ramp_w_per_s=figures.ramp_w_per_s,
-        band_energy_w2=figures.band_energy_w2,
-        swing_rms_w=figures.band_rms_w,
-    )
+    band = {"window_s": WINDOW_S, "highest_hz": meter.highest_hz, "swing_rms_w": figures.band_rms_w}
+    return band | asdict(figures)
 
 
 def budget_text(budget: PowerBudget | None) -> str:

@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from docs.site.house_map import ROOT
 from gpuenergyd.daemon.api.status import daemon_status
 from gpuenergyd.daemon.app import Daemon
+from gpuenergyd.daemon.capped_worker import CappedWorker
 from gpuenergyd.daemon.host_services import HostParts, HostService, check_services, host_services
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.settings import load_settings
@@ -17,20 +19,9 @@ from gpuenergyd.gpu.link.messages import GpuSample
 from gpuenergyd.wire.daemon_codec import encode
 from tests.support.documents import blocks
 from tests.support.installed_distribution import install_distribution
-from tests.support.job_stage import Stage
+from tests.support.job_stage import FakeWorker, Stage
 
 PAGE = ROOT / "docs" / "how-to" / "write-a-plugin.md"
-
-
-class NoCeilings:
-    """Takes ceilings and sets none."""
-
-    trouble = None
-
-    def set_ceilings(self, ceilings: object) -> None:
-        del ceilings
-
-    async def retry(self) -> None: ...
 
 
 async def no_policy(*_: object) -> PolicyFailure:
@@ -40,7 +31,8 @@ async def no_policy(*_: object) -> PolicyFailure:
 def parts(folder: Path) -> HostParts:
     """Return the parts of a host with one job."""
     stage = Stage()
-    return HostParts(load_settings(state_dir=folder), stage.gpus, stage.jobs, NoCeilings(), no_policy, stage.history)
+    capped = CappedWorker(FakeWorker(), stage.gpus)
+    return HostParts(load_settings(state_dir=folder), stage.gpus, stage.jobs, capped, no_policy, stage.history)
 
 
 @pytest.fixture
@@ -102,12 +94,14 @@ def test_a_service_that_cannot_be_loaded_keeps_the_daemon_from_starting(site: Pa
         check_services(load_settings(state_dir=site))
 
 
-@pytest.mark.parametrize("setting", ["power_budget_w", "power_ramp_w_per_s"])
+@pytest.mark.parametrize("limit", [{"power_budget_w": 500.0}, {"power_ramp_w_per_s": 500.0}], ids=str)
 def test_a_limit_without_the_service_that_keeps_it_is_refused(
-    setting: str, site: Path, monkeypatch: pytest.MonkeyPatch
+    limit: dict[str, Any], site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpuenergyd.daemon.host_services.entry_points", lambda **_: ())
 
-    with pytest.raises(UsageError, match=f"{setting} is set, but no installed package provides the service 'power'"):
-        check_services(load_settings(state_dir=site, **{setting: 500.0}))
+    with pytest.raises(
+        UsageError, match=f"{next(iter(limit))} is set, but no installed package provides the service 'power'"
+    ):
+        check_services(load_settings(state_dir=site, **limit))
     check_services(load_settings(state_dir=site))
