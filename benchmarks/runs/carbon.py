@@ -19,13 +19,13 @@ from statistics import median
 import numpy as np
 from scipy.interpolate import PchipInterpolator
 
-from gpuenergyd.cli.carbon.files import read_frontier, read_traces
 from gpuenergyd.core.carbon.intensity import HourlySeries
-from gpuenergyd.core.carbon.replay import ReplayRequest, ZoneReplay
+from gpuenergyd_carbon_lab.files import read_frontier, read_traces
+from gpuenergyd_carbon_lab.replay import issue_forecasts, replay
+from gpuenergyd_carbon_lab.results import ReplayRequest, ZoneReplay
 from gpuenergyd_policies.carbon.forecast import skill_against_naive
 from gpuenergyd_policies.carbon.history import filled_history
 from gpuenergyd_policies.carbon.pooled_prior import read_prior
-from gpuenergyd_policies.carbon.replay import issue_forecasts, replay
 
 TEST_FROM_AT = datetime(2024, 1, 1, tzinfo=UTC)
 SOURCE = "electricitymaps24"

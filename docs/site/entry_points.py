@@ -38,8 +38,8 @@ GROUPS = {
         "A function from a `SourceRequest` to an object with `signal` and `fetch`: queries a carbon intensity provider."
     ),
     "gpuenergyd.carbon": (
-        "Computations behind `gpuenergyd carbon` and the carbon targets: `forecast`, `backtest` and `timing-value`, one"
-        " of each."
+        "Computations behind `gpuenergyd carbon forecast` and the carbon targets: `forecast` and `timing-value`, one of"
+        " each."
     ),
     "gpuenergyd.drivers": (
         "A function from the path of the driver's file, or None, to a [GpuDriver](python-api.md#gpudriver): finds,"

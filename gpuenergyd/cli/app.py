@@ -28,7 +28,6 @@ _OWN: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "plan": ("plan.command", "Plan a pipeline's clocks from measured tables."),
         "explain": ("plan.explain", "Explain each clock of a plan."),
         "policies": ("commands.policies", "List policies, or show and manage what past jobs have taught."),
-        "carbon": ("carbon.command", "Query, forecast and backtest grid carbon intensity."),
     },
     "Operate a host": {
         "serve": ("commands.serve", "Run the daemon in the foreground."),

@@ -12,7 +12,7 @@ _DEPENDENCIES = {
     "policies": ("numpy", "scikit-learn", "scipy"),
     "fast planning": ("numba",),
     "trainers": ("torch",),
-    "reports": ("jinja2", "matplotlib"),
+    "reports": ("jinja2",),
     "PostgreSQL": ("psycopg",),
 }
 """Distributions that each part of the project depends on."""

@@ -14,7 +14,7 @@ from tests.support.sample_status import sample_status
 
 NAMES = {*all_commands()}
 PACKAGES = {
-    *("aiohttp", "alembic", "apscheduler", "asyncio", "cryptography", "jinja2", "matplotlib", "msgspec", "numba"),
+    *("aiohttp", "alembic", "apscheduler", "asyncio", "cryptography", "jinja2", "msgspec", "numba"),
     *("numpy", "pydantic", "pydantic_settings", "requests", "rich", "scipy", "sqlalchemy", "torch", "typer"),
 }
 MODELS = "gpuenergyd.core.policy_api.policy"

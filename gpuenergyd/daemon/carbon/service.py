@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from gpuenergyd.core.carbon.forecasting import TimingValue
 from gpuenergyd.core.carbon.grid_clock import GridClock
 from gpuenergyd.core.carbon.intensity import (
     HOUR,
@@ -16,7 +17,6 @@ from gpuenergyd.core.carbon.intensity import (
     StalenessRules,
     intensity_now,
 )
-from gpuenergyd.core.carbon.replay import TimingValue
 from gpuenergyd.core.carbon.skill import LiveSkill
 from gpuenergyd.daemon.carbon.emissions import RunningEmissions
 from gpuenergyd.daemon.carbon.feed import CarbonFeed

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from gpuenergyd.core.carbon.forecasting import Forecast, TimingValue, TimingValueEstimator
 from gpuenergyd.core.carbon.intensity import CarbonForecast, HourlySeries, intensity_now
-from gpuenergyd.core.carbon.replay import Forecast, TimingValue, TimingValueEstimator
 from gpuenergyd.core.job.measurements.measured_frontier import measured_frontier
 from gpuenergyd.core.policy_api.policy import ClockPolicy, FrontierPoint, JobView, TargetDecision, TargetView
 from gpuenergyd.daemon.processes.plugins import load_carbon_function

@@ -163,7 +163,7 @@ def load_power_target(name: str) -> PowerTargetPolicy:
 
 
 def load_carbon_function(name: str) -> Any:
-    """Return a function for carbon intensity: `forecast`, `timing-value` or `backtest`.
+    """Return a function for carbon intensity: `forecast` or `timing-value`.
 
     Raises:
         UnknownPolicyError: no installed package provides it.

@@ -3,8 +3,8 @@
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from gpuenergyd.core.carbon.forecasting import TimingValue
 from gpuenergyd.core.carbon.intensity import HourlySeries
-from gpuenergyd.core.carbon.replay import TimingValue
 from gpuenergyd_policies.carbon.budget import SLOT_S, speed_hull
 from gpuenergyd_policies.carbon.history import DAY_HOURS, WEEK_HOURS, filled_history
 from gpuenergyd_policies.carbon.jobs import TraceJob

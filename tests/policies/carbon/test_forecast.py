@@ -9,9 +9,9 @@ import pytest
 
 from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries
 from gpuenergyd.errors import CarbonDataError
+from gpuenergyd_carbon_lab.replay import issue_forecasts
 from gpuenergyd_policies.carbon.forecast import Forecasts, ZoneForecaster, naive_forecasts, skill_against_naive
 from gpuenergyd_policies.carbon.history import NUM_TARGET_HOURS, FilledHistory, filled_history
-from gpuenergyd_policies.carbon.replay import issue_forecasts
 from tests.support.carbon_traces import FIRST_AT, made_up_trace, made_up_values
 
 

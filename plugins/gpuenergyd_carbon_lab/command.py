@@ -6,22 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from gpuenergyd.cli.carbon.files import (
-    is_trace,
-    plain_zone,
-    read_starts,
-    read_traces,
-    utc_text,
-    write_choices,
-    write_forecasts,
-)
-from gpuenergyd.cli.carbon.inputs import checked_instant, frontier_points
-from gpuenergyd.cli.carbon.plot import forecast_lines, write_forecast_svg
 from gpuenergyd.cli.command_help import DocumentedGroup, add_command, command_group
 from gpuenergyd.cli.exit_codes import EXIT_DEGRADED
 from gpuenergyd.cli.option_checks import checked_slowdown, warn_of_large_slowdown
 from gpuenergyd.cli.options import JsonOption
 from gpuenergyd.cli.output import people_console, print_json
+from gpuenergyd.core.carbon.forecasting import Forecast
 from gpuenergyd.core.carbon.intensity import (
     CarbonForecast,
     EmissionFactor,
@@ -32,11 +22,22 @@ from gpuenergyd.core.carbon.intensity import (
     hourly_series,
     intensity_now,
 )
-from gpuenergyd.core.carbon.replay import Forecast, Replay, ReplayRequest, ZoneReplay
 from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.processes.plugins import load_carbon_function
 from gpuenergyd.errors import CarbonDataError
 from gpuenergyd.report.formatting import skill_text
+from gpuenergyd_carbon_lab.files import (
+    is_trace,
+    plain_zone,
+    read_starts,
+    read_traces,
+    utc_text,
+    write_choices,
+    write_forecasts,
+)
+from gpuenergyd_carbon_lab.inputs import checked_instant, frontier_points
+from gpuenergyd_carbon_lab.plot import forecast_lines, write_forecast_svg
+from gpuenergyd_carbon_lab.results import ReplayRequest, ZoneReplay
 
 ZoneOption = Annotated[str | None, typer.Option("--zone", metavar="ZONE", help="Grid zone, e.g. GB or DE.")]
 SourceOption = Annotated[
@@ -272,7 +273,8 @@ def backtest(  # noqa: PLR0913  each option is a parameter
         history_days=history_days,
         want_forecasts=forecasts_out is not None,
     )
-    replay: Replay = load_carbon_function("backtest")
+    from gpuenergyd_carbon_lab.replay import replay  # noqa: PLC0415  numpy, the help starts fast
+
     zones = replay(request)
     if forecasts_out is not None:
         write_forecasts(forecasts_out, zones)

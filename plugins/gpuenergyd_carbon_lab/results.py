@@ -1,11 +1,10 @@
-"""Requests and results of replays of past traces, forecasts and timing values; implemented by plugins."""
+"""Request and results of a replay of past traces."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
 
-from gpuenergyd.core.carbon.intensity import CarbonForecast, ForecastSkill, HourlySeries
+from gpuenergyd.core.carbon.intensity import ForecastSkill, HourlySeries
 
 Choice = float | tuple[tuple[float, float], ...]
 """Operating point of a slot: an iteration time in seconds, or a mix of `(iteration_time_s, share of the slot)`."""
@@ -88,62 +87,3 @@ class ZoneReplay:
     forecasts: IssuedForecasts | None = None
     notes: tuple[str, ...] = ()
     """Remarks that are needed to interpret the figures."""
-
-
-class Replay(Protocol):
-    """Replays past traces. Entry point: `gpuenergyd.carbon`, name `backtest`."""
-
-    def __call__(self, request: ReplayRequest) -> Sequence[ZoneReplay]:
-        """Return one result for each trace, in order.
-
-        Raises:
-            CarbonDataError: a trace, the frontier or a start is unusable; the message names it.
-        """
-        ...
-
-
-class Forecast(Protocol):
-    """Forecasts an hourly signal. Entry point: `gpuenergyd.carbon`, name `forecast`."""
-
-    def __call__(self, history: HourlySeries, *, num_hours: int = 24) -> CarbonForecast:
-        """Return the forecast issued at the end of the history, with 95 % intervals and its skill on that history.
-
-        Raises:
-            CarbonDataError: the history has no value.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class TimingValue:
-    """Recent upper bound of the savings from carbon timing, with perfect forecast; ratios of full-speed emissions.
-
-    No forecast reaches it; it shows before a job starts whether timing is worthwhile in a zone.
-    """
-
-    constant_saving_ratio: float
-    """Saving of a constant slowdown."""
-    timing_gain_ratio: float
-    """Additional saving of a perfect choice of hours."""
-    max_slowdown_ratio: float
-    job_hours: float
-    num_jobs: int
-    num_days: int
-    is_frontier_assumed: bool
-    """Whether the frontier is that of a small simulated pipeline, because no job has measured one yet."""
-
-
-class TimingValueEstimator(Protocol):
-    """Estimates the value of carbon timing. Entry point: `gpuenergyd.carbon`, name `timing-value`."""
-
-    def __call__(
-        self,
-        history: HourlySeries,
-        *,
-        frontier: tuple[tuple[float, float], ...] = (),
-        max_slowdown_ratio: float = 0.025,
-        job_hours: float = 72.0,
-        host_power_w: float = 0.0,
-    ) -> TimingValue | None:
-        """Return the value of timing over the last 30 days; None with too little history."""
-        ...

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuenergyd.core.carbon.replay import ReplayRequest, ZoneReplay
 from gpuenergyd.errors import CarbonDataError
+from gpuenergyd_carbon_lab.replay import chase_speeds, replay
+from gpuenergyd_carbon_lab.results import ReplayRequest, ZoneReplay
 from gpuenergyd_policies.carbon.budget import speed_hull
 from gpuenergyd_policies.carbon.jobs import TraceJob
-from gpuenergyd_policies.carbon.replay import chase_speeds, replay
 from tests.support.carbon_traces import FIRST_AT, made_up_trace, made_up_values
 
 FRONTIER = ((1.0, 100.0), (1.02, 96.0), (1.05, 92.0), (1.1, 88.0), (1.2, 85.0))

@@ -13,8 +13,8 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries
-from gpuenergyd.core.carbon.replay import Choice, IssuedForecasts, ReplayedJob, ReplayMethod, ReplayRequest, ZoneReplay
 from gpuenergyd.errors import CarbonDataError
+from gpuenergyd_carbon_lab.results import Choice, IssuedForecasts, ReplayedJob, ReplayMethod, ReplayRequest, ZoneReplay
 from gpuenergyd_policies.carbon.budget import SLOT_S, Array, SpeedHull, speed_hull
 from gpuenergyd_policies.carbon.forecast import ZoneForecaster, skill_against_naive
 from gpuenergyd_policies.carbon.history import DAY_HOURS, FilledHistory, Origins, filled_history, same_hour_means

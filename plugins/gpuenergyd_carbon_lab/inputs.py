@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from gpuenergyd.cli.carbon.files import (
+from gpuenergyd.cli.plan.inputs import load_planner, plan_input
+from gpuenergyd.cli.plan.tables import PlanOptions
+from gpuenergyd.errors import CarbonDataError
+from gpuenergyd_carbon_lab.files import (
     Points,
     is_power_limit_profile,
     read_frontier,
     read_power_limit_profiles,
     utc_instant,
 )
-from gpuenergyd.cli.plan.inputs import load_planner, plan_input
-from gpuenergyd.cli.plan.tables import PlanOptions
-from gpuenergyd.errors import CarbonDataError
 
 _PLANNER = "bubble-aware"
 

@@ -2,17 +2,21 @@
 
 import csv
 import json
+import math
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
 
-from gpuenergyd.cli.carbon.command import carbon
-from gpuenergyd.cli.carbon.files import read_power_limit_profiles, read_traces
-from gpuenergyd.core.carbon.intensity import HOUR
+from gpuenergyd.core.carbon.intensity import HOUR, CarbonForecast, ForecastHour, HourlySeries
 from gpuenergyd.errors import CarbonDataError, GpuEnergyError
+from gpuenergyd_carbon_lab.command import carbon
+from gpuenergyd_carbon_lab.files import read_power_limit_profiles, read_traces
+from gpuenergyd_carbon_lab.plot import forecast_svg
 from tests.carbon.scripted_server import Reply, json_reply, serving
 from tests.support.carbon_traces import FIRST_AT, made_up_values
 
@@ -223,7 +227,21 @@ def test_a_forecast_is_drawn_in_the_terminal_and_as_svg(
 
     assert code == 0
     assert sum("█" in line for line in shown) == 6
-    assert (tmp_path / "f.svg").read_text().lstrip().startswith("<?xml")
+    drawing = ET.parse(tmp_path / "f.svg")
+    paths = [(node.get("class"), node.get("d", "")) for node in drawing.findall(".//{*}path")]
+    assert [name for name, _ in paths[:3]] == ["band", "line history", "line expected"]
+    assert [path.count("H") for _, path in paths[:3]] == [12, 48, 6]
+    assert "XX, issued 2023-02-10 00:00 UTC" in [node.text for node in drawing.findall(".//{*}text")]
+
+
+def test_unknown_hours_are_gaps_of_the_drawn_history() -> None:
+    values = (*(200.0,) * 10, math.nan, math.nan, *(150.0,) * 4)
+    hours = tuple(ForecastHour(FIRST_AT + k * HOUR, 150.0, 100.0, 200.0) for k in range(16, 18))
+    drawing = forecast_svg(CarbonForecast("XX", FIRST_AT, "m", hours), HourlySeries("XX", FIRST_AT, values))
+
+    history, _ = re.findall(r'class="line history" d="(M[^"]*)"', drawing)  # the second one is in the legend
+
+    assert (history.count("M"), history.count("H")) == (2, 14)
 
 
 def test_a_forecast_as_json_holds_hours_with_bounds(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:

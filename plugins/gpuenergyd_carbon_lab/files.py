@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries, checked_intensity
-from gpuenergyd.core.carbon.replay import ZoneReplay
 from gpuenergyd.errors import CarbonDataError, CarbonSourceError
+from gpuenergyd_carbon_lab.results import ZoneReplay
 
 TRACE_COLUMNS = ("timestamp_utc", "carbon_intensity_g_per_kwh")
 FORECAST_COLUMNS = ("issued_at_utc", "target_utc", "carbon_intensity_g_per_kwh")

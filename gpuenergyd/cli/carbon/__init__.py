@@ -1,1 +1,0 @@
-"""`gpuenergyd carbon`: query, forecast and backtest grid carbon intensity."""
