@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 
 from gpuenergyd.store.encoding.compressed_json import encode_clocks
 from gpuenergyd.store.maintenance.stored_summaries import store_summaries
-from gpuenergyd.store.readers.reader import epoch_us
+from gpuenergyd.store.reader import epoch_us
 from gpuenergyd.store.reading.stored_summaries import SUMMARY_VERSION
 
 JOB_S = 12 * 3600

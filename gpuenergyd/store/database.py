@@ -5,6 +5,7 @@ import logging
 import os
 import sqlite3
 import stat
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -27,9 +28,9 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from gpuenergyd.errors import StoreError
-from gpuenergyd.store.readers.reader import APPLICATION_ID, SCHEMA_REVISION, short_message
-from gpuenergyd.store.readers.sqlite import connect_read_only
+from gpuenergyd.store.reader import APPLICATION_ID, SCHEMA_REVISION, Reader, short_message
 from gpuenergyd.store.schema import metadata
+from gpuenergyd.store.sqlite_file import connect_read_only
 
 _SERVER = "postgresql"
 MIGRATIONS = Path(__file__).with_name("migrations")
@@ -137,6 +138,30 @@ def reading_engine(path_or_url: str | Path, *, keeps_connection: bool = False) -
         return connect_read_only(path)
 
     return create_engine("sqlite://", creator=connect, poolclass=NullPool)
+
+
+def reader_of(connection: Connection) -> Reader:
+    """Return a reader in the open transaction of a connection."""
+
+    def fetch(sql: str, values: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[Sequence[Any]]]:
+        result = connection.exec_driver_sql(sql, dict(values))
+        return list(result.keys()), result.all()
+
+    return Reader(fetch, is_server=connection.dialect.name == _SERVER)
+
+
+@contextlib.contextmanager
+def reading_server(engine: Engine) -> Iterator[Reader]:
+    """Open a server's history for one short read.
+
+    Raises:
+        StoreError: the database cannot be read; raised on entry or inside the block.
+    """
+    try:
+        with engine.connect() as connection:
+            yield reader_of(connection)
+    except SQLAlchemyError as error:
+        raise StoreError(f"cannot read the history: {short_message(error)}") from None
 
 
 def create_tables(connection: Connection) -> None:

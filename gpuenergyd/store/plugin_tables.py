@@ -5,10 +5,9 @@ from pathlib import Path
 from sqlalchemy import Engine, MetaData
 
 from gpuenergyd.errors import StoreError
-from gpuenergyd.store.database import create_tables, migrate, writing_engine
+from gpuenergyd.store.database import create_tables, migrate, reader_of, writing_engine
 from gpuenergyd.store.maintenance.advisory_locks import lock_schema
-from gpuenergyd.store.readers.reader import SchemaState, schema_state
-from gpuenergyd.store.readers.sqlalchemy import EngineReader
+from gpuenergyd.store.reader import SchemaState, schema_state
 from gpuenergyd.store.schema import metadata
 
 
@@ -27,7 +26,7 @@ def open_plugin_tables(path_or_url: str | Path, tables: MetaData, *, busy_timeou
     engine = writing_engine(path_or_url, busy_timeout_s=busy_timeout_s)
     with engine.begin() as connection:
         lock_schema(connection)
-        state = schema_state(EngineReader(connection))
+        state = schema_state(reader_of(connection))
         if state is SchemaState.EMPTY:
             create_tables(connection)
         elif state is SchemaState.OLDER:

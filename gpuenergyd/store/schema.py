@@ -19,7 +19,7 @@ from sqlalchemy import (
     TypeDecorator,
 )
 
-from gpuenergyd.store.readers.reader import epoch_us, instant_from_us
+from gpuenergyd.store.reader import epoch_us, instant_from_us
 
 
 class UtcInstant(TypeDecorator[datetime]):

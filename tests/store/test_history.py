@@ -9,7 +9,7 @@ from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPrediction, PlanPurpose, RankClocks
 from gpuenergyd.store import HistoryWriter, open_history
-from gpuenergyd.store.readers.reader import SCHEMA_REVISION
+from gpuenergyd.store.reader import SCHEMA_REVISION
 from gpuenergyd.store.records import (
     ControlEventRecord,
     IterationRecord,

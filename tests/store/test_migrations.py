@@ -13,10 +13,9 @@ from gpuenergyd.core.carbon.intensity import IntensityBasis
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.errors import StoreError
 from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
-from gpuenergyd.store.database import create_tables, migrate, reading_engine, writing_engine
+from gpuenergyd.store.database import create_tables, migrate, reader_of, reading_engine, writing_engine
 from gpuenergyd.store.encoding.compressed_json import encode_clocks
-from gpuenergyd.store.readers.reader import APPLICATION_ID, SchemaState, epoch_us, schema_state
-from gpuenergyd.store.readers.sqlalchemy import EngineReader
+from gpuenergyd.store.reader import APPLICATION_ID, SchemaState, epoch_us, schema_state
 from gpuenergyd.store.schema import metadata
 from tests.store.test_history import job
 
@@ -152,11 +151,11 @@ def test_a_new_history_has_the_same_tables_as_an_upgraded_one(place: str, other_
         with engine.begin() as connection:
             if is_upgraded:
                 create_tables_of_0_1_0(connection)
-                assert schema_state(EngineReader(connection)) is SchemaState.OLDER
+                assert schema_state(reader_of(connection)) is SchemaState.OLDER
                 migrate(connection)
             else:
                 create_tables(connection)
-            made.append((tables_in(connection), schema_state(EngineReader(connection))))
+            made.append((tables_in(connection), schema_state(reader_of(connection))))
             migrate(connection)  # finds nothing to do
         engine.dispose()
 

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, delete, insert, select
 
 from gpuenergyd.store import schema
-from gpuenergyd.store.readers.sqlalchemy import EngineReader
+from gpuenergyd.store.database import reader_of
 from gpuenergyd.store.reading.stored_summaries import SUMMARY_VERSION, encode_summary
 from gpuenergyd.store.reading.summaries import job_summary
 from gpuenergyd.store.reading.summary_inputs import summary_inputs
@@ -37,7 +37,7 @@ def store_summaries(connection: Connection, now: datetime, *, host: str | None =
     )
     rows = connection.execute(query).all()
     if rows:
-        inputs = dict(summary_inputs(EngineReader(connection), [row.job_id for row in rows], ALL_TIME))
+        inputs = dict(summary_inputs(reader_of(connection), [row.job_id for row in rows], ALL_TIME))
         summaries = [
             {
                 "job_id": row.job_id,

@@ -14,7 +14,7 @@ from gpuenergyd.core.carbon.intensity import (
     SignalKind,
 )
 from gpuenergyd.store.encoding.compressed_json import decode_hours, decode_points
-from gpuenergyd.store.readers.reader import Reader, column_names
+from gpuenergyd.store.reader import Reader, column_names
 from gpuenergyd.store.records import TargetRecord
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from gpuenergyd.store.readers.reader import Reader
+from gpuenergyd.store.reader import Reader
 
 _HOUR_S, _MINUTE_S = 3600, 60
 _ROUNDING_S = 0.001

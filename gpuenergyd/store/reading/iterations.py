@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.store.readers.reader import Reader, column_names
+from gpuenergyd.store.reader import Reader, column_names
 
 _PURPOSES: Mapping[str | None, PlanPurpose | None] = {None: None, "": None, **{str(word): word for word in PlanPurpose}}
 ITERATION_COLUMNS = ("iteration_index", "started_at", "plan_purpose", "is_regular", "iteration_time_s", "energy_j")

@@ -1,7 +1,9 @@
 """`History`: the public query interface. Queries work while the daemon runs and never write."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -11,8 +13,7 @@ from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose
 from gpuenergyd.errors import StoreError
 from gpuenergyd.store.encoding.compressed_json import decode_clocks, decode_spans
-from gpuenergyd.store.readers.reader import Database, Row, SchemaState, column_names, schema_state
-from gpuenergyd.store.readers.sqlite import SqliteDatabase, plain_sqlite_path
+from gpuenergyd.store.reader import Reader, Row, SchemaState, column_names, schema_state
 from gpuenergyd.store.reading import carbon_queries
 from gpuenergyd.store.reading.carbon_queries import StoredIntensity
 from gpuenergyd.store.reading.energy_sums import EnergySum, HostEnergyRow, energy_sums, host_energy
@@ -31,6 +32,7 @@ from gpuenergyd.store.records import (
     SampleRecord,
     TargetRecord,
 )
+from gpuenergyd.store.sqlite_file import plain_sqlite_path, reading_file
 
 _JOBS = "jobs LEFT JOIN job_summaries ON job_summaries.job_id = jobs.job_id"
 _JOB_COLUMNS = "jobs.*, job_summaries.version AS summary_version, job_summaries.summary AS stored_summary"
@@ -45,8 +47,12 @@ class History:
     Every query raises StoreError if the history cannot be read.
     """
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(
+        self, reading: Callable[[], AbstractContextManager[Reader]], close: Callable[[], None] = lambda: None
+    ) -> None:
+        """Read through `reading`, which opens a connection for one short read; `close` closes what stays open."""
+        self._reading = reading
+        self._close = close
 
     def __enter__(self) -> Self:
         return self
@@ -57,7 +63,12 @@ class History:
         self.close()
 
     def close(self) -> None:
-        self._database.close()
+        self._close()
+
+    def schema_state(self) -> SchemaState:
+        """Return the schema compared with this version's; queries need the current one."""
+        with self._reading() as reader:
+            return schema_state(reader)
 
     def job_summaries(
         self,
@@ -78,14 +89,14 @@ class History:
             "jobs.job_id = ? OR jobs.job_name = ?": job,
         }
         time_range = TimeRange(since, until) if within_range_only else ALL_TIME
-        with self._database.reading() as reader:
+        with self._reading() as reader:
             rows = reader.select(_JOB_COLUMNS, _JOBS, wanted, order_by="jobs.started_at, jobs.job_id")
             return read_summaries(reader, rows, time_range)
 
     def ranks(self, job_ids: Sequence[str]) -> tuple[RankRecord, ...]:
         """Return the ranks of jobs by job, then stage."""
         found: list[RankRecord] = []
-        with self._database.reading() as reader:
+        with self._reading() as reader:
             for k in range(0, len(job_ids), _MAX_JOBS_PER_QUERY):
                 of_jobs = reader.in_condition("job_id", job_ids[k : k + _MAX_JOBS_PER_QUERY])
                 found += reader.records(RankRecord, "ranks", of_jobs, order_by="job_id, pp_rank")
@@ -93,24 +104,24 @@ class History:
 
     def iterations(self, job_id: str) -> tuple[IterationRow, ...]:
         """Return the iterations of a job that are still stored singly, in order."""
-        with self._database.reading() as reader:
+        with self._reading() as reader:
             return iteration_rows(reader, job_id)
 
     def all_iterations(self, job_id: str) -> tuple[Iterations, ...]:
         """Return all iterations of a job in order, including blocks of merged iterations."""
-        with self._database.reading() as reader:
+        with self._reading() as reader:
             return tuple(all_iterations(reader, job_id))
 
     def spans(self, job_id: str, iteration_index: int) -> tuple[ObservedSpan, ...]:
         """Return the measured timeline of one iteration; empty if none is stored."""
         own = {"job_id = ?": job_id, "iteration_index = ?": iteration_index}
-        with self._database.reading() as reader:
+        with self._reading() as reader:
             blob = reader.first_value("spans", "iteration_spans", own)
             return decode_spans(blob) if blob is not None else ()
 
     def iterations_with_spans(self, job_id: str) -> tuple[int, ...]:
         """Return the indices of the iterations whose timeline is stored."""
-        with self._database.reading() as reader:
+        with self._reading() as reader:
             rows = reader.select(
                 "iteration_index", "iteration_spans", {"job_id = ?": job_id}, order_by="iteration_index"
             )
@@ -118,19 +129,19 @@ class History:
 
     def plans(self, job_id: str) -> tuple[PlanRecord, ...]:
         """Return the plans of a job, oldest first."""
-        with self._database.reading() as reader:
+        with self._reading() as reader:
             baseline = median_baseline(reader, job_id)
             rows = reader.select("*", "plans", {"job_id = ?": job_id}, order_by="plan_epoch")
             return tuple(_plan_record(row, baseline) for row in rows)
 
     def control_events(self, job_id: str | None = None) -> tuple[ControlEventRecord, ...]:
         """Return entries of the audit log, oldest first; of all jobs if `job_id` is None."""
-        with self._database.reading() as reader:
+        with self._reading() as reader:
             return reader.records(ControlEventRecord, "control_events", {"job_id = ?": job_id}, order_by="event_id")
 
     def last_recorded_at(self) -> datetime | None:
         """Return the time of the latest control event, None if there is none."""
-        with self._database.reading() as reader:
+        with self._reading() as reader:
             newest: datetime | None = reader.first_value("at", "control_events", order_by="event_id DESC")
         return newest
 
@@ -143,7 +154,7 @@ class History:
         job_id: str | None = None,
     ) -> tuple[RollupRecord, ...]:
         """Return the energy and power of GPUs per time bucket by GPU, then time."""
-        with self._database.reading() as reader:
+        with self._reading() as reader:
             return rollups(reader, bucket_s, TimeRange(since, until), job_id)
 
     def energy_sums(
@@ -160,7 +171,7 @@ class History:
 
         By time, the hours for which `is_split` returns True are returned as minutes if those are still stored.
         """
-        with self._database.reading() as reader:
+        with self._reading() as reader:
             return tuple(
                 energy_sums(
                     reader, since=since, until=until, by_gpu=by_gpu, by_time=by_time, by_host=by_host, is_split=is_split
@@ -169,26 +180,26 @@ class History:
 
     def host_energy(self, *, since: datetime | None = None, until: datetime | None = None) -> tuple[HostEnergyRow, ...]:
         """Return the energy of processors and memory per hour, by host, domain and time."""
-        with self._database.reading() as reader:
+        with self._reading() as reader:
             return host_energy(reader, since, until)
 
     def samples(
         self, gpu_uuid: str, *, since: datetime | None = None, until: datetime | None = None
     ) -> tuple[SampleRecord, ...]:
         """Return the raw samples of one GPU that are still stored, oldest first."""
-        with self._database.reading() as reader:
+        with self._reading() as reader:
             return samples(reader, gpu_uuid, TimeRange(since, until))
 
     def intensities(
         self, *, since: datetime | None = None, until: datetime | None = None, zone: str | None = None
     ) -> tuple[StoredIntensity, ...]:
         """Return the carbon intensities that were valid in a range of host time, oldest first."""
-        with self._database.reading() as reader:
+        with self._reading() as reader:
             return carbon_queries.intensities(reader, since, until, zone)
 
     def job_spans(self) -> dict[str, tuple[datetime, datetime | None]]:
         """Return start and end of every job; no end while it runs."""
-        with self._database.reading() as reader:
+        with self._reading() as reader:
             rows = reader.values(("job_id", "started_at", "ended_at"), "jobs", {})
         return {job_id: (started_at, ended_at) for job_id, started_at, ended_at in rows}
 
@@ -198,29 +209,29 @@ class History:
             "(SELECT job_id, max(host_power_w) AS host_power_w FROM targets WHERE host_power_w > 0 GROUP BY job_id) t"
         )
         columns = "t.job_id, max(t.host_power_w) / count(DISTINCT ranks.gpu_uuid) AS power_w"
-        with self._database.reading() as reader:
+        with self._reading() as reader:
             rows = reader.values(columns, f"{of_jobs} JOIN ranks ON ranks.job_id = t.job_id", {}, group_by="t.job_id")
         return {row[0]: row[1] for row in rows}
 
     def forecasts(self, zone: str, since: datetime) -> tuple[CarbonForecast, ...]:
         """Return the forecasts of a zone issued since an instant of grid time, oldest first."""
-        with self._database.reading() as reader:
+        with self._reading() as reader:
             return carbon_queries.forecasts(reader, zone, since)
 
     def estimates(self, ids: Sequence[str]) -> tuple[EstimateRecord, ...]:
         """Return the newest estimates of what plans save, of jobs or of pipelines across hosts."""
-        with self._database.reading() as reader:
+        with self._reading() as reader:
             rows = reader.values(column_names(EstimateRecord), "estimates", reader.in_condition("job_id", ids))
             return tuple(EstimateRecord(*row) for row in rows)
 
     def targets(self, job_id: str) -> tuple[TargetRecord, ...]:
         """Return the iteration time targets of a job, oldest first; empty without a target policy."""
-        with self._database.reading() as reader:
+        with self._reading() as reader:
             return carbon_queries.targets(reader, job_id)
 
     def past_jobs(self, key_prefix: str, *, limit: int | None = None) -> tuple[PastJobRecord, ...]:
         """Return the newest encoded records of past jobs whose key begins like this, without deleted ones."""
-        with self._database.reading() as reader:
+        with self._reading() as reader:
             rows = reader.select(
                 column_names(PastJobRecord),
                 "models",
@@ -237,15 +248,14 @@ def open_history(path_or_url: str | Path, *, has_no_writer: bool = False) -> His
     Raises:
         StoreError: missing, corrupt, not a history, or written by another version.
     """
-    database = _database(path_or_url, has_no_writer=has_no_writer)
+    history = _history(path_or_url, has_no_writer=has_no_writer)
     try:
-        with database.reading() as reader:
-            state = schema_state(reader)
+        state = history.schema_state()
     except StoreError as error:
         raise StoreError(f"{path_or_url}: {error}") from None
     if state is SchemaState.CURRENT:
-        return History(database)
-    database.close()
+        return history
+    history.close()
     match state:
         case SchemaState.EMPTY:
             raise StoreError(f"{path_or_url} is empty: no daemon has written a history to it yet")
@@ -261,18 +271,18 @@ def open_history(path_or_url: str | Path, *, has_no_writer: bool = False) -> His
             raise StoreError(f"{path_or_url} was written by a newer version of gpuenergyd; use that version to read it")
 
 
-def _database(path_or_url: str | Path, *, has_no_writer: bool) -> Database:
+def _history(path_or_url: str | Path, *, has_no_writer: bool) -> History:
     path = plain_sqlite_path(path_or_url)
     if path is None:
-        from gpuenergyd.store.database import reading_engine, sqlite_path  # noqa: PLC0415  SQLAlchemy is slow to load
-        from gpuenergyd.store.readers.sqlalchemy import EngineDatabase  # noqa: PLC0415  as above
+        from gpuenergyd.store.database import reading_engine, reading_server, sqlite_path  # noqa: PLC0415  slow to load
 
         path = sqlite_path(path_or_url)
         if path is None:
-            return EngineDatabase(reading_engine(path_or_url, keeps_connection=True))
+            engine = reading_engine(path_or_url, keeps_connection=True)
+            return History(partial(reading_server, engine), engine.dispose)
     if not path.is_file():
         raise StoreError(f"no history at {path}")
-    return SqliteDatabase(path, has_no_writer=has_no_writer)
+    return History(partial(reading_file, path, has_no_writer=has_no_writer))
 
 
 def _plan_record(row: Row, baseline: MedianIteration) -> PlanRecord:

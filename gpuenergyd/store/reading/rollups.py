@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 from gpuenergyd.store.encoding.series import RAW_TIER, SECOND_TIER, series_points
-from gpuenergyd.store.readers.reader import Reader, Row
+from gpuenergyd.store.reader import Reader, Row
 from gpuenergyd.store.reading.time_range import TimeRange
 from gpuenergyd.store.records import RollupRecord, SampleRecord, merge_rollups
 

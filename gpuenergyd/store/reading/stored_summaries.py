@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import fields
 
-from gpuenergyd.store.readers.reader import Reader, Row
+from gpuenergyd.store.reader import Reader, Row
 from gpuenergyd.store.reading.summaries import JOB_VALUES, JobSummary, job_summary, job_values
 from gpuenergyd.store.reading.summary_inputs import summary_inputs
 from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange

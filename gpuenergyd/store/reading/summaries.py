@@ -9,7 +9,7 @@ from gpuenergyd.core.job.replica_name import replica_name
 from gpuenergyd.core.measurement.robust import weighted_median
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store.encoding.compressed_json import decode_tags
-from gpuenergyd.store.readers.reader import Reader, Row
+from gpuenergyd.store.reader import Reader, Row
 from gpuenergyd.store.reading.iterations import Iterations, all_iterations
 from gpuenergyd.store.reading.summary_inputs import SummaryInputs
 from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from gpuenergyd.core.job.measurements.brackets import REACH
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.store.readers.reader import Reader, Row, epoch_us
+from gpuenergyd.store.reader import Reader, Row, epoch_us
 from gpuenergyd.store.reading.iterations import BLOCK_COLUMNS, ITERATION_COLUMNS, Iterations, block_of, single_of
 from gpuenergyd.store.reading.time_range import TimeRange
 

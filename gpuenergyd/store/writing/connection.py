@@ -15,13 +15,13 @@ from gpuenergyd.store.database import (
     is_sqlite,
     migrate,
     move_aside,
+    reader_of,
     reading_engine,
     sqlite_path,
     writing_engine,
 )
 from gpuenergyd.store.maintenance.advisory_locks import lock_schema
-from gpuenergyd.store.readers.reader import SchemaState, schema_state, short_message
-from gpuenergyd.store.readers.sqlalchemy import EngineReader
+from gpuenergyd.store.reader import SchemaState, schema_state, short_message
 from gpuenergyd.store.writing.rows import close_abandoned_jobs
 
 log = logging.getLogger(__name__)
@@ -125,11 +125,11 @@ class WriterConnection:
         """Refuse a foreign, newer or unsupported file before anything touches it."""
         if path is not None and path.is_file() and path.stat().st_size > 0:
             with reading_engine(path).connect() as connection:
-                self._refuse_unless_writable(schema_state(EngineReader(connection)))
+                self._refuse_unless_writable(schema_state(reader_of(connection)))
 
     def _prepare(self, connection: Connection) -> None:
         lock_schema(connection)
-        state = schema_state(EngineReader(connection))
+        state = schema_state(reader_of(connection))
         self._refuse_unless_writable(state)
         if state is SchemaState.EMPTY:
             create_tables(connection)

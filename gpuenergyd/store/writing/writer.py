@@ -24,7 +24,7 @@ from gpuenergyd.store.database import is_sqlite, sqlite_path
 from gpuenergyd.store.maintenance.advisory_locks import try_lock_cleanup
 from gpuenergyd.store.maintenance.retention import Retention, delete_expired, release_free_pages
 from gpuenergyd.store.maintenance.space import DiskMonitor
-from gpuenergyd.store.readers.reader import short_message
+from gpuenergyd.store.reader import short_message
 from gpuenergyd.store.records import Record, RollupRecord
 from gpuenergyd.store.writing.connection import WriterConnection, is_corruption
 from gpuenergyd.store.writing.record_queue import RecordQueue

@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from gpuenergyd.errors import StoreError, UsageError
 from gpuenergyd.store.plugin_tables import open_plugin_tables
-from gpuenergyd.store.readers.reader import short_message
+from gpuenergyd.store.reader import short_message
 from gpuenergyd_fleet.decisions.coordination import FleetDecision, FleetHost, FleetView
 from gpuenergyd_fleet.decisions.event_report import AFTER_S, BEFORE_S, FleetSample
 from gpuenergyd_fleet.decisions.grid_event import MAX_OPEN_EVENTS, GridEvent, replaces

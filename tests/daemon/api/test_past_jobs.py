@@ -13,7 +13,7 @@ from gpuenergyd.cli.main import run
 from gpuenergyd.cli.output import json_text
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.daemon.jobs.past_jobs import past_job_record
-from gpuenergyd.store.readers.reader import epoch_us
+from gpuenergyd.store.reader import epoch_us
 from gpuenergyd.store.records import PastJobRecord
 from gpuenergyd.wire import MAX_ITERATION_REPORT_BYTES
 from gpuenergyd.wire.past_job_messages import FILE_FORMAT, PastJobFile

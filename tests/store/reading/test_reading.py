@@ -8,7 +8,7 @@ import pytest
 
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.store import HistoryWriter, open_history
-from gpuenergyd.store.readers.reader import INSTANTS, epoch_us, instant_from_us
+from gpuenergyd.store.reader import INSTANTS, epoch_us, instant_from_us
 from gpuenergyd.store.records import IterationRecord
 from gpuenergyd.store.schema import UtcInstant, metadata
 from tests.store.test_history import START, job

@@ -1,19 +1,17 @@
-"""The interface of database readers: `SELECT` statements, value conversion and schema state.
+"""Reads the database: `SELECT` statements, value conversion and schema state.
 
 Statements are written once, in SQL that SQLite and PostgreSQL both understand. Columns come back by name, instants as
 timezone-aware UTC datetimes and booleans as bool.
 """
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from enum import Enum, StrEnum
 from itertools import starmap
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from gpuenergyd.printable import printable_line
 
@@ -51,6 +49,9 @@ Row: TypeAlias = Any
 
 Record = TypeVar("Record", bound="DataclassInstance")
 
+Fetch: TypeAlias = Callable[[str, Mapping[str, Any]], tuple[Sequence[str], Sequence[Sequence[Any]]]]
+"""Runs a statement with named parameters; returns column names and rows."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -66,26 +67,38 @@ class SchemaState(StrEnum):
     FOREIGN = "foreign"
 
 
-class Reader(ABC):
-    """An open read connection."""
+class Reader:
+    """An open read connection.
 
-    @abstractmethod
-    def _fetch(self, sql: str, values: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[Sequence[Any]]]:
-        """Return column names and rows of a statement with parameters written as `:name`."""
+    SQLite files are read with the standard library, since importing SQLAlchemy doubles the start of a report; the
+    writer's own transaction and servers through SQLAlchemy (`store.database.reader_of`).
+    """
 
-    @abstractmethod
+    def __init__(self, fetch: Fetch, *, is_server: bool = False) -> None:
+        """Read through `fetch`, from an SQLite file or from a PostgreSQL server."""
+        self._fetch = fetch
+        self._is_server = is_server
+
+    @property
+    def supports_median(self) -> bool:
+        """Whether the database can compute medians (`percentile_cont`)."""
+        return self._is_server
+
     def tables(self) -> frozenset[str]:
         """Return the names of the tables."""
+        of_server = "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema()"
+        of_file = "SELECT name FROM sqlite_master WHERE type = 'table'"
+        _, rows = self._fetch(of_server if self._is_server else of_file, {})
+        return frozenset(name for (name,) in rows)
 
-    @abstractmethod
     def application_id(self) -> int | None:
         """Return the application_id of an SQLite file, 0 if unset; None for other databases."""
-
-    supports_median = False
-    """Whether the database can compute medians (`percentile_cont`)."""
+        return None if self._is_server else int(self._fetch("PRAGMA application_id", {})[1][0][0])
 
     def in_condition(self, column: str, values: Sequence[str]) -> Mapping[str, object]:
         """Return the condition that a column has one of many values, in the form of `where`."""
+        if self._is_server:
+            return {f"{column} = ANY(?)": list(values)}
         in_list = f"{column} IN (SELECT value FROM json_each(?))"  # noqa: S608  a column name of the schema
         return {in_list: json.dumps(list(values))}
 
@@ -134,7 +147,8 @@ class Reader(ABC):
         conditions, values = [], {}
         for number, (condition, value) in enumerate((where or {}).items()):
             if value is not None:
-                conditions.append("(" + condition.replace("?", f":v{number}") + ")")
+                placeholder = f"%(v{number})s" if self._is_server else f":v{number}"
+                conditions.append(f"({condition.replace('?', placeholder)})")
                 values[f"v{number}"] = _stored(value)
         listed = columns if isinstance(columns, str) else ", ".join(f'"{name}"' for name in columns)
         parts = [
@@ -162,21 +176,6 @@ class Reader(ABC):
         """Return one column of the first row, None without rows."""
         rows = self.select(column, table, where, order_by=order_by, limit=1)
         return getattr(rows[0], column.strip('"')) if rows else None
-
-
-class Database(Protocol):
-    """A database that holds a history."""
-
-    def reading(self) -> AbstractContextManager[Reader]:
-        """Open a connection for one short read.
-
-        Raises:
-            StoreError: the database cannot be read; raised on entry or inside the block.
-        """
-        ...
-
-    def close(self) -> None:
-        """Close all connections."""
 
 
 def schema_state(reader: Reader) -> SchemaState:

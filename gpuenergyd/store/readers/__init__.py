@@ -1,1 +1,0 @@
-"""Database access for queries: SQLite without SQLAlchemy, other databases through it."""
