@@ -27,7 +27,7 @@ from docs.site.generated import DOCS
 from gpuenergyd.cli.commands.dashboard_server import DashboardServer, HistoryView
 from gpuenergyd.report.job import job_reports
 from gpuenergyd.report.page import report_page
-from gpuenergyd.report.terminal.screen import screen_view, total_power_w
+from gpuenergyd.report.terminal.live import screen_view, total_power_w
 from gpuenergyd.store import open_history
 from tests.support.chromium import Page, chromium_page
 from tests.support.sample_status import sample_status, status_socket

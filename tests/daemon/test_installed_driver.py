@@ -8,7 +8,7 @@ from gpuenergyd.daemon.processes.launch import worker_command
 from gpuenergyd.daemon.settings import Mode, load_settings
 from gpuenergyd.errors import UsageError
 from gpuenergyd.gpu.drivers.opening import open_driver
-from gpuenergyd.report.terminal.live import health_line
+from gpuenergyd.report.terminal.status_lines import health_line
 from tests.support.fake_amd.package import install_fake_amd
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gpuenergyd.report import formatting as figures
-from gpuenergyd.report.terminal.live import grid_lines
+from gpuenergyd.report.terminal.status_lines import grid_lines
 
 
 @pytest.mark.parametrize(

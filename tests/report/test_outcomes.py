@@ -13,7 +13,7 @@ from rich.console import Console
 
 from gpuenergyd.report.job import JobReport, job_reports
 from gpuenergyd.report.page import report_page
-from gpuenergyd.report.terminal import live
+from gpuenergyd.report.terminal import live, status_lines
 from gpuenergyd.report.terminal.tables import job_table, jobs_table
 from gpuenergyd.store import History, open_history
 from gpuenergyd.store.records import (
@@ -137,6 +137,6 @@ def test_the_advice_of_a_pipeline_across_hosts_is_shown_with_its_leading_rank() 
     member = {"order_advice": None, "order": None, "pipeline": None}
     whole = {"order_advice": advice, "order": "split backward in place"}
 
-    assert live._order_advice(member) == []
-    (line,) = live._order_advice({**member, "pipeline": whole})
+    assert status_lines._order_advice(member) == []
+    (line,) = status_lines._order_advice({**member, "pipeline": whole})
     assert line.plain == f"order of instructions (in use: split backward in place): {advice}"

@@ -42,7 +42,8 @@ def status(
         else:
             from gpuenergyd.report.terminal.live import status_view  # noqa: PLC0415  Rich, JSON does not need it
 
-            people_console().print(status_view(state))
+            console = people_console()
+            console.print(status_view(state, console.width))
     return EXIT_DEGRADED if state.get("is_degraded") else 0
 
 
@@ -55,12 +56,11 @@ def _watch(client: Any, state: dict[str, Any], *, as_json: bool) -> None:
             state = client.get_status()
     from rich.live import Live  # noqa: PLC0415  Rich, JSON does not need it
 
-    from gpuenergyd.report.terminal.live import status_view  # noqa: PLC0415  Rich, JSON does not need it
-    from gpuenergyd.report.terminal.screen import screen_view, total_power_w  # noqa: PLC0415
+    from gpuenergyd.report.terminal.live import screen_view, status_view, total_power_w  # noqa: PLC0415
 
     console = people_console()
     while not console.is_terminal:
-        console.print(status_view(state))
+        console.print(status_view(state, console.width))
         console.file.flush()
         time.sleep(_WATCH_PERIOD_S)
         state = client.get_status()

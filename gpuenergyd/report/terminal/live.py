@@ -1,409 +1,233 @@
-"""The current status of the daemon in a terminal: health, GPUs and jobs."""
+"""The daemon's status in a terminal: watts saved now, one line per GPU, two or more per job.
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+`status` prints everything; `status --watch` prints what fits the screen, jobs and GPUs with problems first.
+"""
 
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table
+from collections.abc import Collection, Mapping, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
-from gpuenergyd.core.job.option_source import SOURCE_TEXTS
-from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, cost_text, predicted_saving_text
-from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.core.pipeline.timetable import ONE_CLOCK, TIMETABLE
+from gpuenergyd.core.job.result_text import saving_span_text
 from gpuenergyd.count_text import count_text
 from gpuenergyd.report.formatting import (
     MISSING,
     age_text,
     clock_text,
-    energy_text,
-    fit_error_text,
-    grams_text,
     power_text,
-    ratio_text,
     replica_name_of,
-    skill_text,
     temperature_text,
-    time_text,
 )
 from gpuenergyd.report.terminal.power import power_lines, swing_lines
-from gpuenergyd.report.terminal.savings import result_text, saved_power_lines
+from gpuenergyd.report.terminal.savings import ResultDetail, result_text, saved_power_lines
+from gpuenergyd.report.terminal.status_lines import (
+    Status,
+    detail_lines,
+    ended_job_lines,
+    figure_lines,
+    grid_lines,
+    health_line,
+    job_names,
+    lease_lines,
+    model_lines,
+    option_lines,
+    owner_text,
+    refused_lines,
+    switching_lines,
+    usual_states,
+)
 
-Status = Mapping[str, Any]
-"""The response body of GET /v1/status."""
-
-_DRIVERS = {"simulated": "simulated GPUs", "nvml": "NVML", "command": "NVML and commands"}
-
-CAPTURED_TEXTS = {
-    TIMETABLE: "captured: a timetable of clock changes for each replay",
-    ONE_CLOCK: "captured: one clock for each replay",
-}
-
-_BASIS_TEXTS = {"measured_earlier": "measured by an earlier daemon"}
-
-
-def status_view(status: Status) -> RenderableType:
-    """Return the full view: health, watts saved now, power budget, carbon intensity, GPUs and jobs."""
-    grid = [*power_lines(status.get("power")), *swing_lines(status.get("swing")), *grid_lines(status.get("carbon"))]
-    saved, jobs = saved_power_lines(status), [*_jobs(status), *ended_job_lines(status)]
-    gpus = [_gpus(status), *refused_lines(status), *lease_lines(status), *_switching(status)]
-    return Group(health_line(status), *saved, *grid, *gpus, *jobs)
-
-
-def health_line(status: Status) -> Text:
-    """Return the problems, if any, and the daemon's version, process ID, uptime and mode."""
-    line = Text()
-    if status["is_degraded"]:
-        reasons = "; ".join(status["degraded_reasons"])
-        line.append(f"degraded: {reasons}\n", style="bold red")
-    if note := status.get("mode_note"):
-        line.append(f"{note}\n", style="yellow")
-    driver = _DRIVERS.get(status["driver"], str(status["driver"]))
-    missing = status.get("worker", {}).get("missing_capabilities", ())
-    if missing and status["driver"] != "simulated":
-        driver += f" (without {', '.join(missing)})"
-    mode = "controls clocks" if status["mode"] == "control" else "observes only, does not set clocks"
-    line.append(
-        f"gpuenergyd {status['version']}, pid {status['pid']}, up {age_text(status['uptime_s'])}: {driver}, {mode}"
-    )
-    return line
+_LINES_OF_A_JOB = 2
+_UNLIMITED = 1_000_000
+_LOW_SCREEN = 8
+"""Below this height there is no room for the watts saved."""
+_WIDE_SCREEN = 110
+_BAR_WIDTH = 24
+_OWNER_WIDTH = 19
+_SPARKS = "▁▂▃▄▅▆▇█"
+_GPU_HEADER = "GPU  state          clock  requested    power    temp    age  job"
 
 
-def grid_lines(grid: Mapping[str, Any] | None) -> list[Text]:
-    """Return the carbon intensity with its basis, the forecast skill and the value of carbon timing."""
-    if grid is None:
-        return []
-    value = "unknown" if grid["value"] is None else f"{grid['value']:.4g} {grid['unit']}"
-    age = "" if grid["age_s"] is None else f", {age_text(grid['age_s'])} old"
-    line = f"zone {grid['zone']}: {value} ({grid['basis']}{age})"
-    if grid["replayed_hour_s"] is not None:
-        line += f"; replayed trace, one hour in {grid['replayed_hour_s']:g} s"
-    lines = [Text(line)]
-    if grid["forecast_model"] is not None:
-        skill = grid["live_skill"]
-        quality = "skill unknown: too few past forecasts"
-        if skill is not None:
-            quality = (
-                skill_text(skill["skill_1h_ratio"], skill["skill_6h_ratio"], skill["skill_24h_mean_ratio"])
-                + f" ({count_text(skill['num_origins'], 'forecast')})"
-            )
-        lines.append(Text(f"forecast: {grid['forecast_model']}; {quality}"))
-    if grid["timing_value"] is not None:
-        lines.append(Text(timing_value_text(grid["timing_value"])))
-    return lines
+def status_view(status: Status, width: int = 80) -> RenderableType:
+    """Return the whole status; what is wider than the console is wrapped below its own beginning."""
+    return Group(*(_wrapped(line) for line in status_lines(status, width)))
 
 
-def timing_value_text(value: Mapping[str, Any]) -> str:
-    """Return the recent upper bound of the gain from carbon timing, in one sentence."""
-    curve = "an assumed frontier" if value["is_frontier_assumed"] else "the job's frontier"
-    return (
-        f"carbon timing: up to {100 * value['timing_gain_ratio']:.2f} percentage points on top of the"
-        f" {100 * value['constant_saving_ratio']:.2f} % saved by a constant slowdown of"
-        f" {100 * value['max_slowdown_ratio']:.1f} %"
-        f" (perfect forecast, last {count_text(value['num_days'], 'day')}, {value['job_hours']:.0f} h jobs, {curve})"
-    )
+def screen_view(status: Status, console: Console, powers_w: Sequence[float | None] = ()) -> RenderableType:
+    """Return a view that fits the screen of a console; it states how many GPUs and jobs are not shown.
+
+    `powers_w` are the last readings of the total power, oldest first.
+    """
+    return Group(*status_lines(status, console.width, console.height, powers_w))
 
 
-def _gpus(status: Status) -> RenderableType:
-    if not status["gpus"]:
-        return Text("no GPU found")
-    models = [gpu["model_name"].removeprefix("NVIDIA ").removesuffix(" (simulated)") for gpu in status["gpus"]]
-    is_mixed = len(set(models)) > 1
-    # The space of the columns is that of the names: they are folded, since they may differ at their ends only.
-    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("GPU", no_wrap=True)
-    if is_mixed:
-        table.add_column("model", overflow="fold")
-    table.add_column("state", no_wrap=True)
-    for name in ("clock", "requested", "power", "temp", "age"):
-        table.add_column(name, justify="right", no_wrap=True)
-    usual, names = usual_states(status), job_names(status)
-    owners = [owner_text(gpu, names) for gpu in status["gpus"]]
-    if any(owners):
-        table.add_column("job", overflow="fold")
-    for gpu, model, owner in zip(status["gpus"], models, owners, strict=True):
+def total_power_w(status: Status) -> float | None:
+    """Return the power of all GPUs; None while one of them is unknown."""
+    powers_w = [gpu["power_w"] for gpu in status["gpus"]]
+    return sum(powers_w) if powers_w and None not in powers_w else None
+
+
+def status_lines(
+    status: Status, width: int, height: int | None = None, powers_w: Sequence[float | None] = ()
+) -> list[Text]:
+    """Return the lines of the status: all of them, or at most `height` lines of at most `width` characters."""
+    num_lines = _UNLIMITED if height is None else height
+    head = [*health_line(status).split(), *_summary(status, width, powers_w)]
+    head = head if num_lines >= _LOW_SCREEN else head[: len(health_line(status).split())]
+    jobs, gpus = status["jobs"], status["gpus"]
+    # Jobs have priority: they are few and most relevant. GPUs with problems are always shown.
+    room = num_lines - len(head) - 2
+    num_jobs = _fitting(len(jobs) * _LINES_OF_A_JOB, max(_LINES_OF_A_JOB, room - min(len(gpus), 4))) // _LINES_OF_A_JOB
+    used = num_jobs * _LINES_OF_A_JOB + (num_jobs < len(jobs))
+    num_gpus = _fitting(len(gpus), room - used)
+    usual = usual_states(status)
+    shown = sorted(sorted(gpus, key=lambda gpu: gpu["state"] in usual)[:num_gpus], key=lambda gpu: int(gpu["index"]))
+    table = _gpu_lines(shown, job_names(status), usual, width, is_cut=height is not None)
+    gpu_lines = [_gpu_header(shown, width), *table] if gpus else [Text("no GPU found")]
+    gpu_lines += _left_out(len(gpus) - len(shown), "GPU")
+    job_width = None if height is None else width
+    job_groups = [_job_lines(job, job_width) for job in jobs[:num_jobs]] or ([] if jobs else [[Text("no jobs")]])
+    after = _left_out(len(jobs) - num_jobs, "job")
+    spare = num_lines - len(head) - len(gpu_lines) - sum(map(len, job_groups)) - len(after) - 2
+    gap = [Text()] if spare >= 0 else []
+    notes = [Text(style="dim").append_text(line) for line in _notes(status)[: max(0, spare)]]
+    spare -= len(notes)
+    details = [_details(job) for job in jobs[:num_jobs]]
+    if details and sum(map(len, details)) <= spare:
+        job_groups = [[*lines, *more] for lines, more in zip(job_groups, details, strict=True)]
+    lines = [*head, *gap, *gpu_lines, *gap, *(line for group in job_groups for line in group), *after, *notes]
+    for line in lines if height is not None else ():
+        line.truncate(width, overflow="ellipsis")
+    return lines[:num_lines]
+
+
+def _notes(status: Status) -> list[Text]:
+    """Return what comes last, in the order of importance: what does not fit is left out."""
+    of_gpus = [*refused_lines(status), *lease_lines(status)]
+    of_host = [*swing_lines(status.get("swing")), *grid_lines(status.get("carbon"))[1:]]
+    return [*of_gpus, *ended_job_lines(status), *of_host, *switching_lines(status), *model_lines(status)]
+
+
+def _summary(status: Status, width: int, powers_w: Sequence[float | None]) -> list[Text]:
+    """Return the watts saved now, the total power with its course, the power budget, and the carbon intensity."""
+    lines = saved_power_lines(status)
+    power_w = total_power_w(status)
+    if power_w is not None:
+        lines.append(_power_line(power_w, powers_w, width))
+    return [*lines, *power_lines(status.get("power")), *grid_lines(status.get("carbon"))[:1]]
+
+
+def _power_line(power_w: float, powers_w: Sequence[float | None], width: int) -> Text:
+    """Return the power of all GPUs, and its course as one block per second."""
+    shown = powers_w[-max(0, width - 54) :]
+    course = _sparkline(shown)
+    highest_w = max((reading for reading in shown if reading is not None), default=0.0)
+    scale = f", last {len(shown)} s, 0 to {power_text(highest_w)} " if course else ""
+    return Text.assemble(f"{power_text(power_w)} drawn by all GPUs{scale}", (course, "cyan"))
+
+
+def _sparkline(values: Sequence[float | None]) -> str:
+    """Return one block per value, from 0 to the highest; a space where it is unknown."""
+    highest = max((value for value in values if value is not None), default=0.0)
+    if highest <= 0 or len(values) < 2:
+        return ""
+    last = len(_SPARKS) - 1
+    return "".join(" " if value is None else _SPARKS[round(last * max(0.0, value) / highest)] for value in values)
+
+
+def _fitting(wanted: int, room: int) -> int:
+    """Return how many lines fit; if not all do, one less, to leave room for the number of those not shown."""
+    return wanted if wanted <= room else max(0, room - 1)
+
+
+def _left_out(number: int, what: str) -> list[Text]:
+    return [Text(count_text(number, f"more {what}"), style="dim")] if number > 0 else []
+
+
+def _gpu_header(gpus: Sequence[Status], width: int) -> Text:
+    header = Text(_GPU_HEADER, style="bold")
+    if width >= _WIDE_SCREEN:
+        header.append(f"{'':17}power, bar to {power_text(_highest_w(gpus))}" if _highest_w(gpus) else "")
+    return header
+
+
+def _highest_w(gpus: Sequence[Status]) -> float:
+    """Return the end of the power bars: the highest power in whole hundreds of watts."""
+    return 100.0 * -(-max((gpu["power_w"] or 0.0 for gpu in gpus), default=0.0) // 100.0)
+
+
+def _gpu_lines(
+    gpus: Sequence[Status],
+    names: Mapping[str, str],
+    usual: Collection[str],
+    width: int,
+    *,
+    is_cut: bool,
+) -> list[Text]:
+    """Return one line per GPU; on a wide screen with a bar of its power. A long name is shortened, or a line below."""
+    highest_w = _highest_w(gpus)
+    lines = []
+    for gpu in gpus:
         requested = gpu["requested_sm_clock_mhz"]
-        table.add_row(
-            str(gpu["index"]),
-            *([model] if is_mixed else []),
-            Text(gpu["state"], style="" if gpu["state"] in usual else "bold red"),
-            clock_text(gpu["sm_clock_mhz"]),
-            "full" if requested is None else clock_text(requested),
-            power_text(gpu["power_w"]),
-            temperature_text(gpu["temperature_celsius"]),
-            age_text(gpu["reading_age_s"]),
-            *([owner] if any(owners) else []),
+        line = Text(f"{gpu['index']:>3}  ")
+        line.append(f"{gpu['state']:<12}", style="green" if gpu["state"] in usual else "bold red")
+        line.append(
+            f"{clock_text(gpu['sm_clock_mhz']):>8} {'full' if requested is None else clock_text(requested):>10}"
+            f" {power_text(gpu['power_w']):>8} {temperature_text(gpu['temperature_celsius']):>7}"
+            f" {age_text(gpu['reading_age_s']):>6}  "
         )
-    return table if is_mixed else Group(Text(f"{count_text(len(models), 'GPU')}: {models[0]}"), table)
-
-
-def usual_states(status: Status) -> frozenset[str]:
-    """Return the states of GPUs that are no problem: a daemon in mode observe may change none."""
-    return frozenset({"ok", "observe_only"} if status["mode"] == "observe" else {"ok"})
-
-
-def job_names(status: Status) -> Mapping[str, str]:
-    return {job["job_id"]: replica_name_of(job) for job in status["jobs"]}
-
-
-def owner_text(gpu: Mapping[str, Any], names: Mapping[str, str]) -> str:
-    """Return the job or manual lease that a GPU belongs to; empty for an idle one."""
-    if gpu.get("administrator_lease"):
-        return "administrator lease"
-    if gpu.get("zeusd_client_lease"):
-        return "zeusd client"
-    if gpu.get("calibration_lease"):
-        return "calibration"
-    job_id = gpu.get("job_id")
-    return names.get(job_id, job_id) if job_id else ""
-
-
-def refused_lines(status: Status) -> list[Text]:
-    """Return one line per kind of values that the driver of a GPU reported and that cannot be right."""
-    return [
-        Text(f"GPU {gpu['index']}: {refused['num']} x {refused['name']} refused, last: {refused['reason']}")
-        for gpu in status["gpus"]
-        for refused in gpu.get("refused_readings") or ()
-    ]
-
-
-def lease_lines(status: Status) -> list[Text]:
-    """Return one line per lease outside jobs: its GPU, holder, clock lock, power limit and remaining time."""
-    return [
-        Text(f"GPU {gpu['index']}: {_lease_text(name.replace('_', ' '), lease)}")
-        for gpu in status["gpus"]
-        for name in ("administrator", "zeusd_client", "calibration")
-        if (lease := gpu.get(f"{name}_lease")) is not None
-    ]
-
-
-def _lease_text(kind: str, lease: Mapping[str, Any]) -> str:
-    holder = f"uid {lease['uid']}" + (f", pid {lease['pid']}" if lease["pid"] is not None else "")
-    settings = [f"clock locked at {lease['sm_clock_mhz']} MHz"] if lease.get("sm_clock_mhz") is not None else []
-    if lease.get("power_limit_w") is not None:
-        settings.append(f"power limited to {lease['power_limit_w']:g} W")
-    remaining = lease.get("remaining_s")
-    until = "until released" if remaining is None else f"for {age_text(remaining)} more"
-    return f"{kind} lease ({holder}): {', '.join(settings) or 'nothing set yet'}, {until}"
-
-
-def _switching(status: Status) -> list[RenderableType]:
-    """Return one line on the switch latency of all GPUs and how many of them it was measured on."""
-    known = [gpu["switching"] for gpu in status["gpus"]]
-    if not known:
-        return []
-    raises, lowers = (_span_text([each[key] for each in known]) for key in ("raise_s", "lower_s"))
-    bases = Counter(_BASIS_TEXTS.get(each["basis"], each["basis"]) for each in known)
-    basis = ", ".join(
-        f"{basis} on {count} of {count_text(len(known), 'GPU')}" for basis, count in sorted(bases.items())
-    )
-    return [Text(f"switch latency: raise {raises}, lower {lowers} ({basis})")]
-
-
-def _span_text(times_s: Sequence[float]) -> str:
-    low, high = time_text(min(times_s)), time_text(max(times_s))
-    return low if low == high else f"{low} to {high}"
-
-
-def _jobs(status: Status) -> list[RenderableType]:
-    if not status["jobs"]:
-        return [Text("no jobs")]
-    views: list[RenderableType] = []
-    for job in status["jobs"]:
-        title = Text.assemble(
-            (replica_name_of(job), "bold"),
-            f" ({job['job_id']}): {job['phase']}, policy {job['policy']}, {job['schedule'] or 'schedule unknown'},"
-            f" {count_text(job['num_ranks'], 'rank')} x {count_text(job['num_microbatches'], 'microbatch')},"
-            f" {count_text(job['num_iterations'], 'iteration')}",
-        )
-        table = Table(box=box.SIMPLE, pad_edge=False)
-        table.add_column("")
-        for name in ("time", "energy", "iterations"):
-            table.add_column(name, justify="right", no_wrap=True)
-        table.add_row(
-            "baseline",
-            time_text(job["baseline_time_s"]),
-            energy_text(job["baseline_energy_j"]),
-            _count(job["num_baseline_iterations"]),
-        )
-        if job["num_profile_iterations"]:
-            table.add_row("profiling", "", "", _count(job["num_profile_iterations"]))
-        table.add_row(
-            "tuned",
-            time_text(job["iteration_time_s"]),
-            energy_text(job["energy_j"]),
-            _count(job["num_tuned_iterations"]),
-        )
-        if job["predicted_energy_j"] is not None:
-            _add_plan_rows(table, job)
-        plan = Text(f"plan {job['plan_id'] or MISSING}: {job['plan_reason'] or MISSING}")
-        retry = job.get("retry_in_iterations")
-        next_attempt = "" if retry is None else f"; next attempt in {count_text(retry, 'iteration')}"
-        next_attempt = "; no further attempts" if job.get("is_given_up") else next_attempt
-        why = Text(f"{job['phase']}: {job.get('phase_reason') or MISSING}{next_attempt}")
-        result = Text(result_text(job))
-        views.extend((title, *_expectation(job), table, result, why, plan, *detail_lines(job)))
-    return views
-
-
-def _add_plan_rows(table: Table, job: Status) -> None:
-    """Add the plan in force: measured, and by the fitted profile that it was made from."""
-    if (num_iterations := job["num_iterations_of_plan"]) and job["plan_purpose"] == PlanPurpose.TUNED:
-        time, energy = time_text(job.get("plan_iteration_time_s")), energy_text(job.get("plan_energy_j"))
-        table.add_row("plan in force", time, energy, _count(num_iterations))
-    predicted_j, full_speed_j = job["predicted_energy_j"], job["baseline_energy_j"]
-    if full_speed_j is not None and predicted_j >= full_speed_j:
-        return  # a fit that lies above full speed is no plan
-    table.add_row(
-        "  predicted (fit)", time_text(job["predicted_iteration_time_s"]), energy_text(job["predicted_energy_j"])
-    )
-    if job["lower_bound_j"] is not None:
-        table.add_row("  lower bound (fit)", "", energy_text(job["lower_bound_j"]))
-
-
-def detail_lines(job: Status) -> list[Text]:
-    """Return what applies to some jobs only: notice, straggler pace, target, prediction, why nothing is saved."""
-    return [
-        *_captured(job),
-        *_fit_error(job),
-        *_order_advice(job),
-        *_notice(job),
-        *_straggler_pace(job),
-        *_target(job),
-        *_predicted_saving(job),
-        *_outcome(job),
-        *_cost(job),
-        *_slowdown_advice(job),
-    ]
-
-
-def _captured(job: Mapping[str, Any]) -> list[Text]:
-    """Return how the clocks of a job are set whose iterations are replays of a captured graph."""
-    return [Text(CAPTURED_TEXTS[job["captured"]])] if job.get("captured") in CAPTURED_TEXTS else []
-
-
-def _fit_error(job: Mapping[str, Any]) -> list[Text]:
-    """Return by how much the measured energy is below the lower bound of the plan in force: an error of the fit."""
-    text = fit_error_text(job.get("plan_energy_j"), job["lower_bound_j"])
-    return [Text(f"plan in force: {text}")] if text else []
-
-
-def _expectation(job: Mapping[str, Any]) -> list[Text]:
-    """Return where policy and permitted slowdown come from, and what to expect of this kind of job."""
-    if job.get("expectation") is None:
-        return []
-    policy, slowdown = (SOURCE_TEXTS[job[name]] for name in ("policy_source", "max_slowdown_source"))
-    return [
-        Text(
-            f"policy {policy}; permitted slowdown {100 * job['max_slowdown_ratio']:.3g} %, {slowdown}:"
-            f" {job['expectation']}"
-        )
-    ]
-
-
-def _outcome(job: Mapping[str, Any]) -> list[Text]:
-    """Return why a job has saved nothing so far."""
-    return [Text(f"no saving so far: {job['outcome_reason']}")] if job.get("outcome", "saved") != "saved" else []
-
-
-def _cost(job: Mapping[str, Any]) -> list[Text]:
-    """Return what the daemon has cost the job's training so far."""
-    if (cost_s := job.get("cost_s")) is None:
-        return []
-    client = ", the client's own not measured" if job.get("client_cost_s") is None else ""
-    experiments = count_text(job["num_experiments"], "experiment")
-    spent = f"{cost_text(cost_s, job.get('cost_ratio'))} of {job['account_income_s']:.1f} s that may be spent"
-    return [Text(f"cost so far: {spent}, with {experiments}{client}")]
-
-
-def _slowdown_advice(job: Mapping[str, Any]) -> list[Text]:
-    """Return what more permitted slowdown would save."""
-    return [Text(f"with more slowdown: {job['advice_text']}")] if job.get("advice_text") else []
-
-
-def ended_job_lines(status: Status) -> list[Text]:
-    """Return one line per job that has ended recently: what it saved, or why it saved nothing."""
-    lines: list[Text] = []
-    for job in status.get("ended_jobs", ()):
-        outcome = job["summary"].removeprefix("ended ")
-        lines.append(
-            Text(f"{replica_name_of(job)} ({job['job_id']}) ended {age_text(job['ended_age_s'])} ago: {outcome}")
-        )
+        owner = owner_text(gpu, names)
+        if not is_cut and len(line) + len(owner) > width:
+            lines += [line, Text(f"     {owner}")]
+            continue
+        if width >= _WIDE_SCREEN and highest_w > 0:
+            filled = round(_BAR_WIDTH * (gpu["power_w"] or 0.0) / highest_w)
+            line.append(f"{_shortened(owner, _OWNER_WIDTH):<{_OWNER_WIDTH + 1}}")
+            line.append("━" * filled, style="cyan")
+            line.append("─" * (_BAR_WIDTH - filled), style="dim")
+        else:
+            line.append(_shortened(owner, width - len(line)))
+        lines.append(line)
     return lines
 
 
-def _predicted_saving(job: Mapping[str, Any]) -> list[Text]:
-    """Return the predicted saving of a job whose clocks are only observed."""
-    if not job.get("is_observing") or job["predicted_saving_basis"] is None:
-        return []
-    basis = job["predicted_saving_basis"]
-    if job["predicted_saving_ratio"] is None:
-        return [Text(f"predicted saving: unknown; {basis}")]
-    interval = job["predicted_saving_low_ratio"], job["predicted_saving_high_ratio"]
-    return [Text(f"predicted saving: {predicted_saving_text(job['predicted_saving_ratio'], interval)}; {basis}")]
+def _shortened(name: str, width: int) -> str:
+    """Return a name without its middle if it is too long: names of jobs often differ at their ends only."""
+    if len(name) <= width:
+        return name
+    num_last = max(0, width - 1) // 2
+    return f"{name[: max(0, width - 1 - num_last)]}…{name[len(name) - num_last :]}"
 
 
-def _order_advice(job: Mapping[str, Any]) -> list[Text]:
-    """Return what another order of instructions is predicted to save, if the policy has computed it."""
-    planned = job.get("pipeline") or job  # the whole of a pipeline across hosts, in the job of its leading rank
-    if not planned.get("order_advice"):
-        return []
-    in_force = f" (in use: {planned['order']})" if planned.get("order") else ""
-    return [Text(f"order of instructions{in_force}: {planned['order_advice']}")]
+def _job_lines(job: Status, width: int | None) -> list[Text]:
+    """Return the result of a job, and its iterations with the reason of its plan.
+
+    Both intervals are in the result if the width is not limited, else that of the saving, on a narrow screen in the
+    second line.
+    """
+    phase_style = "green" if job["phase"] == "tuned" else "yellow"
+    name = Text.assemble((replica_name_of(job), "bold"), " ", (job["phase"], phase_style), ": ")
+    detail = ResultDetail.BOTH_INTERVALS if width is None else ResultDetail.SAVING_INTERVAL
+    first = Text.assemble(name, result_text(job, detail=detail))
+    iterations = count_text(job["num_iterations"], "iteration")
+    is_too_narrow = width is not None and len(first) > width
+    if is_too_narrow:
+        first = Text.assemble(name, result_text(job, detail=ResultDetail.NO_INTERVAL))
+    if is_too_narrow and (interval := job.get("saving_interval")):
+        iterations = f"95 %: {saving_span_text(interval).removesuffix(' energy')}; {iterations}"
+    elif job["num_profile_iterations"]:
+        iterations += f", {job['num_profile_iterations']} profiled"
+    why = job["plan_reason"] or job.get("phase_reason") or MISSING
+    return [first, Text(f"  {iterations}; {why}", style="dim")]
 
 
-def _notice(job: Mapping[str, Any]) -> list[Text]:
-    """Return the last notice of a job, e.g. a change of its pace."""
-    if not job.get("last_notice"):
-        return []
-    return [Text(f"{count_text(job['last_notice_iterations_ago'], 'iteration')} ago: {job['last_notice']}")]
+def _details(job: Status) -> list[Text]:
+    """Return options and figures of a job and what applies to it only."""
+    return [Text.assemble("  ", line) for line in (*option_lines(job), *figure_lines(job), *detail_lines(job))]
 
 
-def _straggler_pace(job: Mapping[str, Any]) -> list[Text]:
-    """Return the straggler pace that a job runs at, if it does, and its saving."""
-    if job.get("straggler_time_s") is None:
-        return []
-    since = age_text(job["straggler_since_s"])
-    saved = job.get("extrinsic_saving_ratio")
-    saves = f", saving {100 * saved:.1f} % compared with waiting" if saved is not None else ""
-    why = job["straggler_reason"] or MISSING
-    return [Text(f"at straggler pace {time_text(job['straggler_time_s'])} for {since}{saves}: {why}")]
-
-
-def _target(job: Status) -> list[Text]:
-    """Return the iteration time target of a job and its carbon savings, if it has a target policy."""
-    target, carbon = job.get("target"), job.get("carbon")
-    if target is None:
-        return []
-    target_time = "full speed" if target["permitted_time_s"] is None else time_text(target["permitted_time_s"])
-    budget = (
-        f"slowdown so far {ratio_text(target['slowdown_so_far_ratio'])}, budget {ratio_text(target['budget_ratio'])}"
-    )
-    lines = [Text(f"target ({target['policy']}): {target_time}; {budget}; {target['reason']}")]
-    if target["length_basis"] is not None:
-        lines.append(Text(f"length of the job: {target['length_basis']}"))
-    if carbon is None:
-        return lines
-    if carbon["carbon_g"] is not None:
-        pue = f", PUE {carbon['pue']:g}" if carbon.get("pue", 1.0) != 1.0 else ""
-        lines.append(Text(f"carbon emissions so far: {grams_text(carbon['carbon_g'])}, location-based{pue}"))
-    tuned_g = carbon.get("tuned_carbon_g")
-    if tuned_g is not None and job["is_saving_significant"] is False:
-        lines.append(Text(f"emissions of tuned iterations: {grams_text(tuned_g)}; {NOT_SIGNIFICANT}"))
-    elif tuned_g is not None:
-        by_plan, by_frontier, by_timing = (
-            grams_text(carbon[f"saved_by_{what}_g"]) for what in ("plan", "frontier", "timing")
-        )
-        lines.append(
-            Text(
-                f"emissions of tuned iterations: {grams_text(tuned_g)}; saved {by_plan} without slowdown,"
-                f" {by_frontier} by running slower, {by_timing} by timing"
-            )
-        )
-    return lines
-
-
-def _count(number: int | None) -> str:
-    return MISSING if number is None else str(number)
+def _wrapped(line: Text) -> RenderableType:
+    """Return a line whose further lines are indented like its first one."""
+    indent = len(line.plain) - len(line.plain.lstrip())
+    return Padding.indent(line[indent:], indent) if indent else line

@@ -13,7 +13,8 @@ from rich.text import Text
 
 from gpuenergyd.core.job.result_text import saving_with_interval, slowdown_text
 from gpuenergyd.report.formatting import energy_text, time_text
-from gpuenergyd.report.terminal.live import Status, status_view
+from gpuenergyd.report.terminal.live import status_view
+from gpuenergyd.report.terminal.status_lines import Status
 
 MAX_SILENCE_S = 5.0
 """The demo never prints nothing for longer than this."""
@@ -69,7 +70,7 @@ class LiveProgress:
         for name, done, wanted, is_now in _steps(self._status, *self._wanted):
             steps.append(f"{'>' if is_now else ' '} {name} ", style="bold" if is_now else "dim")
             steps.append(f"{done}/{wanted}   " if wanted else f"{done}   ", style="" if is_now else "dim")
-        return Group(step, steps, status_view(self._status))
+        return Group(step, steps, status_view(self._status, self._live.console.width))
 
 
 class LineProgress:

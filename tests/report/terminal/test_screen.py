@@ -9,8 +9,7 @@ from unittest.mock import ANY
 import pytest
 from rich.console import Console
 
-from gpuenergyd.report.terminal.live import status_view
-from gpuenergyd.report.terminal.screen import screen_view
+from gpuenergyd.report.terminal.live import screen_view, status_view
 from tests.cli.commands.test_status import STATUS
 from tests.support.sample_status import sample_status
 
