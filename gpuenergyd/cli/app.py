@@ -16,7 +16,7 @@ from gpuenergyd.errors import UsageError
 _OWN: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Try it": {},  # of plugins
     "Train": {
-        "run": ("commands.run", "Run an unmodified training program."),
+        "run": ("run.command", "Run an unmodified training program."),
     },
     "Monitor": {
         "status": ("commands.status", "Show GPUs, jobs, plans and health."),

@@ -45,8 +45,8 @@ def _run_command(arguments: list[str]) -> int:
     """Run one command, and import only what it needs."""
     match arguments:
         case ["run", *rest]:
-            from gpuenergyd.cli.commands.run_arguments import parse_run_arguments, print_run_help  # noqa: PLC0415
-            from gpuenergyd.cli.commands.run_program import run_program  # noqa: PLC0415
+            from gpuenergyd.cli.run.arguments import parse_run_arguments, print_run_help  # noqa: PLC0415
+            from gpuenergyd.cli.run.program import run_program  # noqa: PLC0415
 
             run_request = parse_run_arguments(rest)
             return run_program(run_request) if run_request is not None else print_run_help()

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.cli.app import command_line
-from gpuenergyd.cli.commands import run as run_module
-from gpuenergyd.cli.commands.run_arguments import RUN_OPTIONS, RunRequest, parse_run_arguments, run_help
 from gpuenergyd.cli.help.command_tree import described_commands
 from gpuenergyd.cli.main import run
+from gpuenergyd.cli.run import command as run_module
+from gpuenergyd.cli.run.arguments import RUN_OPTIONS, RunRequest, parse_run_arguments, run_help
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
 from tests.support.waiting import LIMIT_S
 

@@ -1,14 +1,14 @@
-"""`gpuenergyd run`, declared for the list of commands, manual pages and completions; `run_arguments` parses it.
+"""`gpuenergyd run`, declared for the list of commands, manual pages and completions; `arguments` parses it.
 
-The command line itself parses the arguments with `run_arguments`, so that the command runs without Typer.
+The command line itself parses the arguments with `arguments`, so that the command runs without Typer.
 """
 
 from typing import Annotated
 
 import typer
 
-from gpuenergyd.cli.commands.run_arguments import COMMAND_HELP, COMMAND_METAVAR, RUN_HELP, RUN_OPTIONS, run_request
-from gpuenergyd.cli.commands.run_program import run_program
+from gpuenergyd.cli.run.arguments import COMMAND_HELP, COMMAND_METAVAR, RUN_HELP, RUN_OPTIONS, run_request
+from gpuenergyd.cli.run.program import run_program
 
 
 def _option(field: str) -> typer.models.OptionInfo:

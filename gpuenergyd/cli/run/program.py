@@ -5,8 +5,8 @@ import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from gpuenergyd.cli.commands.run_arguments import RunRequest
 from gpuenergyd.cli.option_checks import warn_of_large_slowdown
+from gpuenergyd.cli.run.arguments import RunRequest
 from gpuenergyd.client.environment import (
     DEADLINE_VARIABLE,
     HOURS_VARIABLE,
