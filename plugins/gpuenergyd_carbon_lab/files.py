@@ -10,11 +10,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries, checked_intensity
-from gpuenergyd.errors import CarbonDataError, CarbonSourceError
+from gpuenergyd.carbon.signal_file import (
+    CARBON_COLUMN,
+    TIME_COLUMN,
+    file_text,
+    series_of,
+    signal_rows,
+    zone_of_file,
+)
+from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries
+from gpuenergyd.errors import CarbonDataError
 from gpuenergyd_carbon_lab.results import ZoneReplay
 
-TRACE_COLUMNS = ("timestamp_utc", "carbon_intensity_g_per_kwh")
 FORECAST_COLUMNS = ("issued_at_utc", "target_utc", "carbon_intensity_g_per_kwh")
 POWER_LIMIT_COLUMNS = ("elapsed_time", "gpu0_energy")
 _MAX_BYTES = 256 * 2**20
@@ -30,33 +37,23 @@ def read_traces(paths: Sequence[Path]) -> tuple[HourlySeries, ...]:
     """
     by_zone: dict[str, dict[datetime, float]] = {}
     for path in paths:
-        hours = by_zone.setdefault(zone_of(path), {})
-        for line, (at, value) in enumerate(_trace_rows(path), start=2):
+        hours = by_zone.setdefault(zone_of_file(path), {})
+        for line, at, value in signal_rows(path, _text(path), CARBON_COLUMN)[1]:
             known = hours.get(at)
             if known is not None and not (known == value or math.isnan(known) or math.isnan(value)):
                 raise CarbonDataError(f"{path}: line {line}: {value:g} for {utc_text(at)}, but {known:g} earlier")
             if known is None or math.isnan(known):
                 hours[at] = value
-    traces = []
     for zone, hours in by_zone.items():
         if not hours:
             raise CarbonDataError(f"zone {zone}: the trace has no rows")
-        first, last = min(hours), max(hours)
-        num = (last - first) // HOUR + 1
-        values = tuple(hours.get(first + k * HOUR, math.nan) for k in range(num))
-        traces.append(HourlySeries(zone, first, values=values))
-    return tuple(traces)
-
-
-def zone_of(path: Path) -> str:
-    """Return the zone of a trace: its file name up to the first underscore."""
-    return path.stem.partition("_")[0]
+    return tuple(series_of(zone, hours) for zone, hours in by_zone.items())
 
 
 def is_trace(path: Path) -> bool:
     """Return whether a file has the columns of a trace."""
     with io.StringIO(_text(path)[:4096]) as file:
-        return set(TRACE_COLUMNS) <= set(next(csv.reader(file), ()))
+        return {TIME_COLUMN, CARBON_COLUMN} <= set(next(csv.reader(file), ()))
 
 
 def read_frontier(path: Path) -> Points:
@@ -173,26 +170,6 @@ def utc_instant(text: str) -> datetime:
     return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
 
 
-def _trace_rows(path: Path) -> Iterable[tuple[datetime, float]]:
-    reader = csv.DictReader(io.StringIO(_text(path)))
-    if not set(TRACE_COLUMNS) <= set(reader.fieldnames or ()):
-        raise CarbonDataError(f"{path}: a trace must have the columns {','.join(TRACE_COLUMNS)}")
-    for line, row in enumerate(reader, start=2):
-        stamp, text = row[TRACE_COLUMNS[0]], row[TRACE_COLUMNS[1]]
-        try:
-            at = utc_instant(stamp)
-            value = checked_intensity(float(text)) if text and text.strip().lower() != "nan" else math.nan
-        except (ValueError, TypeError):
-            raise CarbonDataError(
-                f"{path}: line {line}: {stamp!r:.40}, {text!r:.40}: must be a time and a number"
-            ) from None
-        except CarbonSourceError as error:
-            raise CarbonDataError(f"{path}: line {line}: {error}") from None
-        if (at.minute, at.second, at.microsecond) != (0, 0, 0):
-            raise CarbonDataError(f"{path}: line {line}: {stamp} is not a full hour; traces are hourly")
-        yield at, value
-
-
 def _power_limit_rows(path: Path) -> list[tuple[float, float]]:
     reader = csv.DictReader(io.StringIO(_text(path)))
     energy = next((name for name in reader.fieldnames or () if _is_energy(name)), None)
@@ -210,16 +187,9 @@ def _is_energy(column: str) -> bool:
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
+        return file_text(path, _MAX_BYTES)
     except OSError as error:
         raise CarbonDataError(f"{path}: {error.strerror}") from None
-    if len(content) > _MAX_BYTES:
-        raise CarbonDataError(f"{path}: larger than the maximum of {_MAX_BYTES} bytes")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise CarbonDataError(f"{path}: not UTF-8 text") from None
 
 
 def plain_zone(zone: ZoneReplay) -> dict[str, Any]:

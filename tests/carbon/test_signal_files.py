@@ -104,7 +104,10 @@ def test_future_rows_of_a_csv_source_are_its_forecast(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("a,b\n1,2\n", "has no columns timestamp_utc"), (HEADER + "noon,1\n", "line 2: expected a time and a number")],
+    [
+        ("a,b\n1,2\n", "columns 'a,b'; valid: timestamp_utc and carbon_intensity_g_per_kwh"),
+        (HEADER + "noon,1\n", "line 2: expected a time and a number"),
+    ],
 )
 def test_a_csv_source_names_the_invalid_row(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SourceError, match=message) as refused:

@@ -1,11 +1,10 @@
 """Intensities given by the user: one constant, or a CSV file."""
 
-import csv
-import io
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
+from gpuenergyd.carbon.signal_file import CARBON_COLUMN, file_text, signal_rows
 from gpuenergyd.carbon.sources.checking import RawValue, checked_reply
 from gpuenergyd.carbon.sources.source import SourceOptions, SourceReply
 from gpuenergyd.carbon.sources.web import SourceError, SourceProblem
@@ -21,7 +20,6 @@ from gpuenergyd.core.carbon.intensity import (
 from gpuenergyd.errors import CarbonDataError
 
 FIXED, CSV = "fixed", "csv"
-CSV_COLUMNS = ("timestamp_utc", "carbon_intensity_g_per_kwh")
 _MAX_BYTES = 64 * 2**20
 
 
@@ -53,29 +51,17 @@ class CsvFile:
 
     def _values(self, now_at: datetime) -> list[RawValue]:
         try:
-            with self.path.open("rb") as file:
-                content = file.read(_MAX_BYTES + 1)
+            text = file_text(self.path, _MAX_BYTES)
         except OSError as error:
             raise SourceError(SourceProblem.UNREACHABLE, f"{CSV}: {self.path}: {error.strerror}") from None
-        if len(content) > _MAX_BYTES:
-            raise SourceError(SourceProblem.TOO_LARGE, f"{CSV}: {self.path} is larger than {_MAX_BYTES} bytes")
-        reader = csv.DictReader(io.StringIO(content.decode("utf-8-sig", "replace")))
-        if not set(CSV_COLUMNS) <= set(reader.fieldnames or ()):
-            wanted = ",".join(CSV_COLUMNS)
-            raise SourceError(SourceProblem.NOT_PARSED, f"{CSV}: {self.path} has no columns {wanted}")
-        values = []
-        for line, row in enumerate(reader, start=2):
-            try:
-                begin = datetime.fromisoformat(row[CSV_COLUMNS[0]])
-                number: object = float(row[CSV_COLUMNS[1]])
-            except (TypeError, ValueError):
-                raise SourceError(
-                    SourceProblem.NOT_PARSED, f"{CSV}: {self.path}: line {line}: expected a time and a number"
-                ) from None
-            begin = begin.astimezone(UTC) if begin.tzinfo else begin.replace(tzinfo=UTC)
-            status = SampleStatus.FORECAST if begin > now_at else SampleStatus.MEASURED
-            values.append(RawValue(begin, begin + HOUR, number, status))
-        return values
+        except CarbonDataError as error:
+            raise SourceError(SourceProblem.TOO_LARGE, f"{CSV}: {error}") from None
+        try:
+            rows = [*signal_rows(self.path, text, CARBON_COLUMN, is_checked=False)[1]]
+        except CarbonDataError as error:
+            raise SourceError(SourceProblem.NOT_PARSED, f"{CSV}: {error}") from None
+        status = {True: SampleStatus.FORECAST, False: SampleStatus.MEASURED}
+        return [RawValue(begin, begin + HOUR, value, status[begin > now_at]) for _, begin, value in rows]
 
 
 def make_fixed(options: SourceOptions) -> Fixed:
