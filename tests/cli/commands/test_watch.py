@@ -16,7 +16,7 @@ from pathlib import Path
 import pyte
 import pytest
 
-from gpuenergyd.report.terminal.screen import _shortened
+from gpuenergyd.report.terminal.live import _shortened
 from tests.support.daemon_process import DaemonProcess, running_daemon
 from tests.support.waiting import LIMIT_S, wait_until
 
