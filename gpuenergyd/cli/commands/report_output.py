@@ -34,6 +34,8 @@ class Format(StrEnum):
     JSON = "json"
     CSV = "csv"
     HTML = "html"
+    TRACE = "trace"
+    """Trace Event Format, for Perfetto."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +110,12 @@ def write_report(request: ReportRequest) -> int:
                 from gpuenergyd.report.page import report_page  # noqa: PLC0415  Jinja2, only HTML needs it
 
                 text = report_page(history, reports, made_at=now.astimezone())
+            case Format.TRACE:
+                from gpuenergyd.report.trace import trace_text  # noqa: PLC0415  only traces need it
+
+                if len(reports) > 1:
+                    raise UsageError(_several_jobs(reports))
+                text = trace_text(history, reports[0].summary)
             case _:
                 assert_never(request.written_as)
     if request.out is None:
@@ -143,9 +151,11 @@ def _check_options(request: ReportRequest) -> None:
     """Raise UsageError for options that contradict each other."""
     job, group_by, tag = request.job, request.group_by, request.tag
     if request.out is not None and request.written_as is Format.TABLE:
-        raise UsageError("--out needs --format json, csv or html; tables are printed to the terminal only")
+        raise UsageError("--out needs --format json, csv, html or trace; tables are printed to the terminal only")
     if group_by != (GroupBy.JOB,) and request.written_as is Format.HTML:
         raise UsageError("--format html is a report by job; --group-by needs --format table, json or csv")
+    if request.written_as is Format.TRACE and (job is None or group_by != (GroupBy.JOB,)):
+        raise UsageError("--format trace is of one job: give --job ID, without --group-by")
     if job is not None and WITHOUT_JOBS.issuperset(group_by):
         raise UsageError(f"--group-by {','.join(group_by)} counts whole GPUs and cannot be combined with --job")
     if tag is not None and GroupBy.TAG not in group_by:
@@ -219,6 +229,12 @@ def _tariff(request: ReportRequest) -> "Tariff | None":
     if currency is not None:
         check_currency(currency, "--currency")
     return Tariff(price_per_kwh, currency=currency) if price_per_kwh is not None else read_tariff(path or Path())
+
+
+def _several_jobs(reports: "Sequence[JobReport]") -> str:
+    """Return the error message for a name that several jobs have."""
+    ids = ", ".join(report.summary.job_id for report in reports)
+    return f"--format trace is of one job, and {reports[0].summary.job_name!r} is the name of {len(reports)}: {ids}"
 
 
 def _unknown_job(history: "History", job: str, begin: datetime | None, end: datetime | None) -> str:
