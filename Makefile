@@ -23,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs pages package test test-thorough check lint types pyright layers spelling format unit again frameworks coverage mutation fuzz audit pythons bench bench-planner bench-profiling bench-carbon bench-emulation clean
+.PHONY: help install demo docs pages package test test-thorough check house lint types pyright layers spelling format unit again frameworks coverage mutation fuzz audit pythons bench bench-planner bench-profiling bench-carbon bench-emulation clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -54,6 +54,9 @@ docs: $(STAMP)  ## build the documentation site into build/docs/
 test: lint layers spelling unit  ## the quick checks and the usual tests: less than 8 minutes on two cores
 
 check: lint types pyright layers spelling  ## all static checks
+
+house: $(STAMP)  ## print the size of the code, with limits and targets
+	$(BIN)/python -m tools.quality.house
 
 lint: $(STAMP)  ## ruff: rules and formatting
 	$(BIN)/ruff check

@@ -20,7 +20,7 @@ from typing import Any
 
 from gpuenergyd.cli.plan.inputs import PlanInput, plan_input
 from gpuenergyd.cli.plan.tables import PlanOptions
-from gpuenergyd.core.pipeline.power_wave import power_wave
+from gpuenergyd.core.pipeline.power_swing import power_wave
 from gpuenergyd.core.policy_api.policy import OfflinePlan
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.planning.capped.plan import wave_of

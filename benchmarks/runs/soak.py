@@ -50,8 +50,11 @@ from gpuenergyd.daemon.gpus.access import AccessRules  # noqa: E402
 from gpuenergyd.daemon.gpus.inventory import Gpus  # noqa: E402
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse  # noqa: E402
 from gpuenergyd.daemon.host_services import HostParts, host_services  # noqa: E402
-from gpuenergyd.daemon.jobs.fits import JobFits  # noqa: E402
-from gpuenergyd.daemon.jobs.operators import Operators, OrderFile  # noqa: E402
+from gpuenergyd.daemon.jobs.operators import (  # noqa: E402
+    JobFits,
+    Operators,
+    OrderFile,
+)
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore  # noqa: E402
 from gpuenergyd.daemon.jobs.registry import Jobs  # noqa: E402
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases  # noqa: E402

@@ -29,6 +29,8 @@ PUBLIC_MODULES = {
     ),
     "For policies": (
         "gpuenergyd.core.policy_api.policy",
+        "gpuenergyd.core.policy_api.target_policy",
+        "gpuenergyd.core.policy_api.prior_policy",
         "gpuenergyd.core.policy_api.power",
         "gpuenergyd.core.policy_api.testing",
         "gpuenergyd.core.pipeline.plan",

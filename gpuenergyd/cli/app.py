@@ -38,7 +38,7 @@ _OWN: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "lock": ("commands.manual_leases", "Lock a GPU's SM clock."),
         "limit": ("commands.manual_leases", "Limit a GPU's power."),
         "calibrate": ("calibrate.command", "Measure how long clock changes of idle GPUs take."),
-        "release-gpu": ("commands.release_gpu", "Let go of a GPU for a reset or a driver upgrade."),
+        "release-gpu": ("commands.manual_leases", "Let go of a GPU for a reset or a driver upgrade."),
     },
     "Set up a host": {
         "install": ("install.command", "Install the daemon as systemd services."),

@@ -17,14 +17,11 @@ from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.client.timing.cuda import loaded_cuda_device
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import InstructionTimer
-from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 
 _TRIES_TO_FIND_GPU = 3
 _NOT_FOLLOWED: AbstractContextManager[None] = nullcontext()
 """An iteration before the loop has joined."""
-LOOP_RANK = RankDescription(
-    job_name=None, run_key="", gpu_uuid=None, schedule_name=LOOP_SCHEDULE, num_microbatches=1, framework="loop"
-)
+LOOP_RANK = RankDescription(framework="loop")
 
 
 class LoopJob:

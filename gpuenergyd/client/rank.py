@@ -1,4 +1,7 @@
-"""Client of one rank of a job: marks iterations and instructions and follows plans; never raises into training."""
+"""Client of one rank of a job: marks iterations and instructions and follows plans; never raises into training.
+
+Longer than 400 lines, since the calls inside a step share one state, which a second object would have to be asked for.
+"""
 
 import atexit
 import logging
@@ -35,6 +38,7 @@ from gpuenergyd.client.timing.recorder import (
 )
 from gpuenergyd.client.timing.replays import CapturedInstructions
 from gpuenergyd.client.timing.thinning import TimedIterations
+from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 from gpuenergyd.core.pipeline.timetable import ONE_CLOCK, TIMETABLE
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.messages import OrderRow, RankRegistration
@@ -48,14 +52,14 @@ T = TypeVar("T")
 class RankDescription:
     """One rank of a job as its trainer adapter describes it to the daemon."""
 
-    job_name: str | None
+    job_name: str | None = None
     """Name of the job in reports; None for GPUENERGYD_JOB, else the program's name."""
-    run_key: str
+    run_key: str = ""
     """A key that differs between runs of the same name; equal on all ranks of a run."""
-    gpu_uuid: str | None
+    gpu_uuid: str | None = None
     """This rank's GPU; None leaves the rank unmanaged."""
-    schedule_name: str
-    num_microbatches: int
+    schedule_name: str = LOOP_SCHEDULE
+    num_microbatches: int = 1
     num_chunks: int = 1
     pp_rank: int = 0
     num_pp_ranks: int = 1

@@ -1,4 +1,7 @@
-"""Composition root of the daemon: starts all components in order, supervises them, and restores GPUs on stop."""
+"""Composition root of the daemon: starts all components in order, supervises them, and restores GPUs on stop.
+
+Longer than 400 lines, since it is the one place that knows all services: it builds, starts, hands over and stops them.
+"""
 
 import asyncio
 import contextlib
@@ -29,11 +32,10 @@ from gpuenergyd.daemon.gpus.switching_file import SwitchingFile
 from gpuenergyd.daemon.handover.file import consume_hand_over, write_hand_over
 from gpuenergyd.daemon.handover.jobs import hand_over_jobs, take_over_job
 from gpuenergyd.daemon.host_services import HostParts, HostService, check_services, host_services
-from gpuenergyd.daemon.jobs.fits import JobFits
-from gpuenergyd.daemon.jobs.operators import Operators, OrderFile
+from gpuenergyd.daemon.jobs.operators import JobFits, Operators, OrderFile
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.daemon.jobs.registry import Jobs
-from gpuenergyd.daemon.jobs.time_accounts import TimeAccounts
+from gpuenergyd.daemon.jobs.replicas import TimeAccounts
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
 from gpuenergyd.daemon.manual_leases.calibration import Calibrations
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
@@ -54,7 +56,7 @@ from gpuenergyd.daemon.runtime.listening import InstanceLock, open_listener
 from gpuenergyd.daemon.runtime.log_rate_limit import LogRateLimit
 from gpuenergyd.daemon.runtime.process_tuning import limit_malloc_to_one_arena, shorten_event_loop_pauses
 from gpuenergyd.daemon.runtime.sleep_watch import SleepWatch
-from gpuenergyd.daemon.settings import Driver, Processes, Settings
+from gpuenergyd.daemon.settings import SIMULATED, Processes, Settings
 from gpuenergyd.errors import GpuEnergyError, GpuError, UnknownPolicyError
 from gpuenergyd.gpu.drivers.opening import check_driver
 from gpuenergyd.gpu.link.client import WorkerLost
@@ -407,7 +409,7 @@ def serve(
     configure_logging("gpuenergyd", logging.INFO, LogRateLimit())
     if settings.mode_note is not None:
         log.warning("%s", settings.mode_note)
-    if os.geteuid() == 0 and settings.processes is Processes.CHILDREN and settings.driver is not Driver.SIMULATED:
+    if os.geteuid() == 0 and settings.processes is Processes.CHILDREN and settings.driver != SIMULATED:
         log.warning("%s", _PLUGINS_ARE_ROOT)
     check_driver(settings.driver.value)
     check_policy_name(settings.policy)

@@ -1,4 +1,4 @@
-"""Protocols of the services that a running job uses, and of the ports of its command executor."""
+"""Protocols of the services that a running job uses: each has several implementations, or separates two rooms."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,19 +7,7 @@ from typing import Protocol
 
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.core.job.job import Job
-from gpuenergyd.core.job.messages import (
-    EndJob,
-    Event,
-    LeaseGpus,
-    ObserveIteration,
-    RecordIteration,
-    RecordNotice,
-    RecordPhase,
-    RestoreGpus,
-    SendPlan,
-    StoreCurves,
-    StoreOrderRefusal,
-)
+from gpuenergyd.core.job.messages import Event
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.past_jobs import PastJob
@@ -163,87 +151,6 @@ class PastJobPort(Protocol):
 
     async def order_refusal(self, signature: str) -> str | None:
         """Return why jobs with a signature must not run another order; None if they may, or it cannot be read."""
-        ...
-
-
-# --- ports of the command executor: one per command ---
-
-
-class ObservationPort(Protocol):
-    """Matches reported iterations with the GPUs' samples."""
-
-    def observe(self, command: ObserveIteration) -> None:
-        """Observe an iteration once the GPUs' samples cover it; the result is the event `IterationObserved`."""
-        ...
-
-
-class PlanSource(Protocol):
-    """Decides the plans of a job: the policy host, or the leader of a pipeline across hosts."""
-
-    def ask(self, view: JobView) -> None:
-        """Ask for a plan; the answer arrives as the event `PlanDecided` or `PolicyFailed`, at once or later."""
-        ...
-
-
-class DeliveryPort(Protocol):
-    """Delivers plans to the ranks."""
-
-    def send(self, command: SendPlan) -> None:
-        """Queue a plan for all ranks."""
-        ...
-
-
-class LeasePort(Protocol):
-    """The GPU leases of a job."""
-
-    async def lease(self, command: LeaseGpus) -> None:
-        """Lease GPUs; a refusal arrives as the event `ControlLost`."""
-        ...
-
-    async def restore(self, command: RestoreGpus) -> None:
-        """Restore GPUs and end their leases."""
-        ...
-
-
-class IterationPort(Protocol):
-    """Records iterations."""
-
-    def record(self, command: RecordIteration) -> None: ...
-
-
-class AuditPort(Protocol):
-    """Records what changes the control of a job."""
-
-    def record_phase(self, command: RecordPhase) -> None:
-        """Record that the job entered a phase."""
-        ...
-
-    def record_notice(self, command: RecordNotice) -> None:
-        """Record an event that the phase does not show."""
-        ...
-
-
-class RunStorePort(Protocol):
-    """What a job gets from earlier ones, and what it leaves for later ones."""
-
-    async def recall(self) -> None:
-        """Look it up; what is found arrives as the events `PastJobsFound` and `OrdersRefused`."""
-        ...
-
-    def store_refusal(self, command: StoreOrderRefusal) -> None:
-        """Remember that no later run may run another order of instructions."""
-        ...
-
-    def store_curves(self, command: StoreCurves) -> None:
-        """Store what this job has shown of its curves."""
-        ...
-
-
-class EndPort(Protocol):
-    """Finishes a job."""
-
-    async def end(self, command: EndJob) -> None:
-        """Release everything that the job holds in the daemon."""
         ...
 
 

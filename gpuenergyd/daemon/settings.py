@@ -1,4 +1,7 @@
-"""The daemon's settings: defaults, overridden by a TOML file, the environment and command-line flags, in this order."""
+"""The daemon's settings: defaults, overridden by a TOML file, the environment and command-line flags, in this order.
+
+Longer than 400 lines, since it has every setting, with its check and its sources.
+"""
 
 import os
 import re
@@ -25,7 +28,7 @@ from gpuenergyd.core.policy_api.power import MAX_BUDGET_W
 from gpuenergyd.core.policy_api.target import MAX_SLOWDOWN_RATIO
 from gpuenergyd.daemon.settings_errors import nearest, reason_text, unknown_text
 from gpuenergyd.errors import UsageError
-from gpuenergyd.gpu.drivers.opening import installed_drivers
+from gpuenergyd.gpu.drivers.opening import DRIVERS, installed_drivers
 from gpuenergyd.gpu.restore.policy import RestorePolicy
 from gpuenergyd.quantities.tariff import MAX_PUE
 
@@ -56,23 +59,8 @@ class Processes(StrEnum):
     UNITS = "units"
 
 
-class Driver(StrEnum):
-    """Source of GPUs."""
-
-    NVML = "nvml"
-    SIMULATED = "simulated"
-    COMMAND = "command"
-
-    @classmethod
-    def _missing_(cls, value: object) -> "Driver | None":
-        """Return a driver that another package provides."""
-        if not isinstance(value, str) or value not in installed_drivers():
-            return None
-        installed = str.__new__(cls, value)
-        installed._name_ = installed._value_ = value
-        return installed
-
-
+NVML, SIMULATED, COMMAND = "nvml", "simulated", "command"
+"""Drivers that other settings depend on; packages may provide more."""
 REFUSED_IN_OBSERVE = "mode = 'observe': the daemon never changes a GPU; set mode = \"control\" and restart the daemon"
 """Reply to a request for a change while the daemon observes."""
 _FLAGS = {"max_slowdown_ratio": "--max-slowdown", "world_path": "--world"}
@@ -112,7 +100,7 @@ def default_state_dir() -> Path:
 
 def _default_mode(known: Mapping[str, Any]) -> Mode:
     """Return control for simulated GPUs; real ones are changed only where that is asked for."""
-    return Mode.CONTROL if known.get("driver") is Driver.SIMULATED else Mode.OBSERVE
+    return Mode.CONTROL if known.get("driver") == SIMULATED else Mode.OBSERVE
 
 
 def _in_runtime_dir(name: str) -> Any:
@@ -133,7 +121,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True)
 
-    driver: Driver = Driver.NVML
+    driver: str = NVML
     mode: Mode = Field(default_factory=_default_mode)
     processes: Processes = Processes.CHILDREN
     world_path: Path | None = None
@@ -198,6 +186,13 @@ class Settings(BaseSettings):
     max_requests_per_user_per_s: float = Field(default=2000.0, gt=0, allow_inf_nan=False)
     max_connections_per_user: int = Field(default=1024, ge=1)
 
+    @field_validator("driver")
+    @classmethod
+    def _require_installed_driver(cls, name: str) -> str:
+        if name not in DRIVERS and name not in (installed := installed_drivers()):
+            raise ValueError(f"must be one of {', '.join(sorted({*DRIVERS, *installed}))}")
+        return name
+
     @field_validator("database_url")
     @classmethod
     def _require_supported_database(cls, url: str) -> str:
@@ -232,7 +227,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _require_world_for_simulation(self) -> "Settings":
-        if self.driver is Driver.SIMULATED and self.world_path is None:
+        if self.driver == SIMULATED and self.world_path is None:
             raise ValueError("driver = 'simulated' requires world_path, the file with the simulated GPUs")
         return self
 
@@ -244,7 +239,7 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"target = {self.target!r} requires a signal: set carbon_zone, or carbon_signal to a CSV file"
             )
-        if self.carbon_replay_from is not None and (self.signal_path is None or self.driver is not Driver.SIMULATED):
+        if self.carbon_replay_from is not None and (self.signal_path is None or self.driver != SIMULATED):
             raise ValueError(
                 "carbon_replay_from requires driver = 'simulated' and carbon_signal set to a CSV file or \"price\""
             )
@@ -287,7 +282,7 @@ class Settings(BaseSettings):
     @property
     def driver_path(self) -> Path | None:
         """The file that the driver needs: the simulated GPUs, or the commands."""
-        return self.commands_path if self.driver is Driver.COMMAND else self.world_path
+        return self.commands_path if self.driver == COMMAND else self.world_path
 
     @property
     def worker_link_path(self) -> Path:

@@ -1,12 +1,26 @@
-"""Messages of `gpuenergyd job`: an operator changes a running job.
+"""Messages of operators' commands: changes and fits of running jobs, past jobs, released GPUs, calibrations.
 
-HTTP/1.1 with JSON bodies on the daemon's Unix socket:
+HTTP/1.1 with JSON bodies on the daemon's Unix socket; (A) is for administrators:
 
-    PATCH /v1/jobs/{job_id}     JobPatch -> JobPatched
+    PATCH /v1/jobs/{job_id}       JobPatch           -> JobPatched
+    GET   /v1/jobs/{job_id}/fit                      -> JobFit
+    POST  /v1/gpus/release        GpuRelease         -> GpusReleased      (A)
+    POST  /v1/gpus/reopen         GpuReopen          -> GpusReleased      (A)
+    GET   /v1/past-jobs                              -> PastJobList       own and imported ones
+    GET   /v1/past-jobs/all                          -> PastJobList       of all users (A)
+    POST  /v1/past-jobs/import    PastJobFile        -> PastJobsChanged   (A)
+    POST  /v1/past-jobs/forget    PastJobsForget     -> PastJobsChanged
+    POST  /v1/calibrations        CalibrationRequest -> CalibrationStarted
+    GET   /v1/calibrations/{id}                      -> CalibrationState
 """
 
 from dataclasses import dataclass, fields
+from enum import StrEnum
 
+from gpuenergyd.core.pipeline.calibration import CalibratedTarget
+from gpuenergyd.core.pipeline.fitted import FittedPipeline
+from gpuenergyd.core.pipeline.plan import ClockPlan
+from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.errors import UsageError
 from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES
 from gpuenergyd.wire.daemon_codec import decode
@@ -58,3 +72,160 @@ def decode_job_patch(body: bytes) -> JobPatch:
     if patch.is_released and patch != JobPatch(is_released=True):
         raise UsageError("is_released withdraws all orders, and cannot be combined with another change")
     return patch
+
+
+@dataclass(frozen=True, slots=True)
+class JobFit:
+    """The fitted pipeline of a job and the plan in force; without a plan's ranks the job runs at full speed."""
+
+    job_id: str
+    job_name: str
+    policy: str
+    phase: str
+    phase_reason: str
+    plan: ClockPlan
+    fitted: FittedPipeline
+
+
+ALL_GPUS = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRelease:
+    """Request to let go of a GPU, named by UUID or index, or of `all`, for at most `lifetime_s`."""
+
+    gpu: str
+    lifetime_s: float = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReopen:
+    """Request to open a released GPU, or `all` released ones, again now."""
+
+    gpu: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpusReleased:
+    """Reply: the GPUs, whether they are released now, and processes that computed on them before."""
+
+    gpu_uuids: tuple[str, ...]
+    is_released: bool
+    remaining_s: float | None
+    """After this time they are reopened; None if they were."""
+    pids: tuple[int, ...] = ()
+    """Processes that use the GPUs, which no reset allows; those of other users included."""
+    job_ids: tuple[str, ...] = ()
+    """Jobs on the GPUs, which run at full speed meanwhile."""
+
+
+MAX_IMPORTED = 256
+FILE_FORMAT = "gpuenergyd past jobs 1"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedPastJob:
+    """A past job with the uid of its user; None for an imported one."""
+
+    uid: int | None
+    job: PastJob
+
+
+@dataclass(frozen=True, slots=True)
+class PastJobList:
+    """Past jobs, newest first."""
+
+    past_jobs: tuple[OwnedPastJob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PastJobFile:
+    """Past jobs to import, and what a file of exported ones contains: no user is named."""
+
+    format: str
+    past_jobs: tuple[PastJob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PastJobsForget:
+    """Request to forget the past jobs of the caller, or those of all users and the imported ones (administrators)."""
+
+    is_for_all_users: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PastJobsChanged:
+    """Reply: how many past jobs were imported or forgotten."""
+
+    num_past_jobs: int
+
+
+class CalibrationPhase(StrEnum):
+    """Phase of the calibration of one GPU."""
+
+    QUEUED = "queued"
+    """Another GPU is measured first."""
+    AWAITING_LOAD = "awaiting_load"
+    """The requesting process must compute on the GPU: an idle GPU does not show the clocks that are set."""
+    MEASURING = "measuring"
+    DONE = "done"
+    """All changes were made; the GPU is restored."""
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationRequest:
+    """Request to measure switch latencies on idle GPUs, by UUID or index; without any, on all GPUs of the host.
+
+    At least `num_changes` changes are made to each target clock in each direction.
+    """
+
+    gpus: tuple[str, ...] = ()
+    num_changes: int = 20
+    is_dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CalibratedGpu:
+    """A GPU to measure: the clocks that are changed between, the number of changes and about how long they take."""
+
+    gpu_uuid: str
+    index: int
+    model_name: str
+    sm_clocks_mhz: tuple[int, ...]
+    num_changes: int
+    expected_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationStarted:
+    """Reply: the GPUs are leased to the process that sent the request, and restored when it ends.
+
+    They are measured in this order. Each one waits until the process computes on it. In a dry run nothing is leased,
+    and there is no id.
+    """
+
+    calibration_id: str | None
+    gpus: tuple[CalibratedGpu, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationProgress:
+    """Progress of one GPU; `reason` says why it failed."""
+
+    gpu_uuid: str
+    phase: CalibrationPhase
+    num_changes: int
+    num_done: int
+    reason: str = ""
+    targets: tuple[CalibratedTarget, ...] = ()
+    """Statistics of the changes measured so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationState:
+    """State of a calibration, GPU by GPU."""
+
+    calibration_id: str
+    is_finished: bool
+    gpus: tuple[CalibrationProgress, ...]

@@ -7,8 +7,7 @@ from pathlib import Path
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, instruction_profile
 from gpuenergyd.errors import ProfileError
-from gpuenergyd.wire.csv_rows import csv_rows
-from gpuenergyd.wire.values import MAX_STAGES, number, whole
+from gpuenergyd.wire.values import MAX_STAGES, csv_rows, number, whole
 
 PROFILE_COLUMNS = ("stage", "instruction", "frequency", "time", "energy")
 KIND_OF_WORD = {

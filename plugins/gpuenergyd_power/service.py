@@ -213,7 +213,7 @@ class PowerService:
             is_cut = any(
                 uuid in self._backstop.ceilings or uuid in self.swings.ceilings for uuid in runner.job.ranks.gpu_uuids
             )
-            if is_cut != runner.job.control.cut.is_cut and not runner.job.is_ended:
+            if is_cut != runner.job.reports.cut.is_cut and not runner.job.is_ended:
                 runner.handle(PowerCutChanged(is_cut))
 
     def _set_ceilings(self) -> None:

@@ -1,7 +1,7 @@
 """Target policies: a constant slowdown, and one that follows the carbon intensity of the grid."""
 
-from gpuenergyd.core.policy_api.policy import TargetDecision, TargetView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.core.policy_api.target_policy import TargetDecision, TargetView
 from gpuenergyd_policies.carbon.target import decide
 
 

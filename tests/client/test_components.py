@@ -10,6 +10,7 @@ import pytest
 
 import gpuenergyd
 from gpuenergyd.client.connection import DaemonClient, HttpConnection, exchange
+from gpuenergyd.client.daemon_answers import LONGEST_PAUSE_S, CircuitBreaker
 from gpuenergyd.client.environment import (
     find_gpu_uuid,
     find_rank,
@@ -19,7 +20,6 @@ from gpuenergyd.client.environment import (
     missing_gpu_reason,
 )
 from gpuenergyd.client.plans import NO_PLAN, PlannedClocks, PlanQueue, PreparedPlan, prepare
-from gpuenergyd.client.reporter import LONGEST_PAUSE_S, CircuitBreaker
 from gpuenergyd.client.timing.recorder import NOT_RECORDED, HostRecorder
 from gpuenergyd.core.clock_request import MAX_LATER_CLOCKS
 from gpuenergyd.errors import DaemonNotRunningError, ProtocolError

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gpuenergyd.client.daemon_answers import SILENCE_REPORTED_AFTER_S
 from gpuenergyd.client.plans import PlanQueue
 from gpuenergyd.client.rank import RankClient, RankDescription
-from gpuenergyd.client.reporter import SILENCE_REPORTED_AFTER_S, FinishedIteration, Reporter
+from gpuenergyd.client.reporter import FinishedIteration, Reporter
 from gpuenergyd.client.timing.recorder import HostRecorder
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.messages import RankRegistration

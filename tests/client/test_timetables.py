@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuenergyd.client.clock_sender import ClockSender
+from gpuenergyd.client.clock_sender import ClockSender, ReplayTimetables
 from gpuenergyd.client.plans import PreparedPlan, prepare
 from gpuenergyd.client.reporter import Reporter
-from gpuenergyd.client.timetables import ReplayTimetables
 from gpuenergyd.client.timing.recorder import IterationTimes
 from gpuenergyd.core.clock_request import MAX_LATER_CLOCKS, ClockRequest, TimedClock
 from gpuenergyd.wire.clock_request import (

@@ -17,7 +17,7 @@ MODULES = (
     "gpuenergyd/daemon/jobs/replicas.py",
     "gpuenergyd/daemon/jobs/training_budget.py",
     "gpuenergyd/core/distributed/*.py",
-    "gpuenergyd/core/job/stage_gpu.py",
+    "gpuenergyd/core/job/description.py",
     "gpuenergyd/wire/patterns.py",
     "gpuenergyd/wire/compact_observations.py",
     "trainers/gpuenergyd_trainers/across_hosts/*.py",

@@ -17,7 +17,7 @@ from gpuenergyd.cli.main import run
 from gpuenergyd.core.carbon.intensity import EmissionFactor, IntensityBasis, SampleStatus, SignalKind
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.daemon.api.metrics import metrics_text
-from gpuenergyd.daemon.carbon.emissions import RunningEmissions
+from gpuenergyd.daemon.carbon.service import RunningEmissions
 from gpuenergyd.daemon.carbon.status import carbon_figures
 from gpuenergyd.quantities.energy_use import NO_ENERGY
 from gpuenergyd.report.formatting import cost_text, energy_text, grams_text

@@ -10,8 +10,7 @@ from gpuenergyd.daemon.capped_worker import CappedWorker
 from gpuenergyd.daemon.gpus.access import AccessRules
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
 from gpuenergyd.daemon.host_services import HostParts, host_services
-from gpuenergyd.daemon.jobs.fits import JobFits
-from gpuenergyd.daemon.jobs.operators import Operators, OrderFile
+from gpuenergyd.daemon.jobs.operators import JobFits, Operators, OrderFile
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
 from gpuenergyd.daemon.manual_leases.calibration import Calibrations

@@ -9,8 +9,8 @@ import queue
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from gpuenergyd.client.clock_sender import ReplayTimetables
 from gpuenergyd.client.plans import prepare
-from gpuenergyd.client.timetables import ReplayTimetables
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import IterationTimes, RecordedIteration
 from gpuenergyd.client.timing.replays import CapturedInstructions

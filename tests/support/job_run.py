@@ -16,6 +16,7 @@ from gpuenergyd.core.job.messages import (
     SendPlan,
 )
 from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.job.story import Story
 from gpuenergyd.core.measurement.observation import IterationObservation, RankEnergy
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPrediction, PlanPurpose, RankClocks, constant_clock_changes
@@ -82,6 +83,7 @@ class JobRun:
         self.job: Job = new_job(target=target or PerformanceTarget())
         if rules is not None:
             self.job = Job(self.job.description, rules)
+        self.story = Story()
         self.sent: list[SendPlan] = []
         self.records: list[RecordIteration] = []
         self.phases: list[RecordPhase] = []
@@ -92,6 +94,7 @@ class JobRun:
     def feed(self, event: Event) -> tuple[Command, ...]:
         """Give the job an event, note which plans are sent, and leave out that the iteration is recorded."""
         commands = self.job.handle(event)
+        self.story.add(event, commands)
         self.records += [command for command in commands if isinstance(command, RecordIteration)]
         self.phases += [command for command in commands if isinstance(command, RecordPhase)]
         reply = tuple(command for command in commands if not isinstance(command, RecordIteration))

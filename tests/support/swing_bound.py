@@ -19,8 +19,7 @@ from scipy import sparse
 from scipy.optimize import linprog
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph
-from gpuenergyd.core.pipeline.power_swing import harmonics_in_band
-from gpuenergyd.core.pipeline.power_wave import PowerWave
+from gpuenergyd.core.pipeline.power_swing import PowerWave, harmonics_in_band
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 
 NUM_SLOTS = 200

@@ -14,10 +14,11 @@ from unittest.mock import patch
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
+from gpuenergyd.daemon import registration
 from gpuenergyd.daemon.across_hosts import leader_records
 from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
 from gpuenergyd.daemon.gpus.inventory import Gpus
-from gpuenergyd.daemon.jobs import new_job, training_budget
+from gpuenergyd.daemon.jobs import training_budget
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.ports import IterationWatcher, PastJobPort, PolicyPort
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
@@ -169,7 +170,7 @@ def leaders_in_virtual_time(now_s: Callable[[], float]) -> Iterator[None]:
     numbers = count(1)
     clock = SimpleNamespace(monotonic_ns=lambda: round(now_s() * 1e9), monotonic=now_s)
     with (
-        patch.object(new_job, "secrets", SimpleNamespace(token_hex=lambda _: f"{next(numbers)}")),
+        patch.object(registration, "secrets", SimpleNamespace(token_hex=lambda _: f"{next(numbers)}")),
         patch.object(leader_records, "time", clock),
         patch.object(training_budget, "time", clock),
         patch.object(leader_records, "utc_at", lambda mono_ns: at(cast("int", mono_ns) / 1e9)),

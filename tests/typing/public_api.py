@@ -32,12 +32,10 @@ from gpuenergyd.core.policy_api.policy import (
     OfflinePlan,
     OfflinePlanner,
     OfflineRequest,
-    PriorPolicy,
-    PriorView,
-    TargetPolicy,
-    TargetView,
 )
+from gpuenergyd.core.policy_api.prior_policy import PriorPolicy, PriorView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.core.policy_api.target_policy import TargetPolicy, TargetView
 from gpuenergyd.core.policy_api.testing import SimulatedJob, job_view, pipeline_profile
 from gpuenergyd_sim.driver.host import SimulatedHost
 from gpuenergyd_trainers.joining.handle import Handle

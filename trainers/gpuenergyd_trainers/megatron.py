@@ -12,17 +12,18 @@ Megatron's own timers, while enabled, synchronise the device at every start and 
 from those of a normal run. Tested with megatron-core 0.16 on CPU, with CUDA calls replaced.
 """
 
+import sys
 from functools import partial
 from typing import Any, Unpack
 
 from gpuenergyd.core.pipeline.graph import Schedule, one_forward_one_backward
 from gpuenergyd.core.pipeline.megatron_orders import combined_1f1b, megatron_interleaved
+from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd_trainers.joining.handle import Handle
 from gpuenergyd_trainers.joining.membership import JoinKeywords, JoinOptions, PipelineRank, join
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, order_rows
 from gpuenergyd_trainers.joining.place import Place, given_place
 from gpuenergyd_trainers.joining.place_sources import megatron_place
-from gpuenergyd_trainers.megatron_microbatches import MicrobatchRampUp
 from gpuenergyd_trainers.megatron_steps import require_step_functions, wrap_step_functions
 
 _STEP = "forward-backward"
@@ -205,3 +206,39 @@ def _device() -> Any:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
+
+
+_CALCULATOR = "megatron.core.num_microbatches_calculator"
+
+
+def calculated_microbatches() -> int | None:
+    """Return the number of microbatches of the next step; None in a program without Megatron's calculator."""
+    module = sys.modules.get(_CALCULATOR)
+    try:
+        return int(module.get_num_microbatches()) if module is not None else None
+    except AttributeError:  # no calculator was initialized
+        return None
+
+
+class MicrobatchRampUp:
+    """Changes a rank's registered order with the number of microbatches.
+
+    The calculator is followed if it gives the registered number at the start. Numbers that Megatron's schedule does not
+    run are not: the check of the order then ends the plans.
+    """
+
+    def __init__(self, rank: OrderedRank, num_microbatches: int) -> None:
+        self._rank = rank
+        self._num_microbatches = num_microbatches
+        self._is_followed = calculated_microbatches() == num_microbatches and rank.can_change_microbatches
+
+    def follow(self) -> None:
+        """Register again if the next step has another number of microbatches; call between two steps."""
+        now = calculated_microbatches() if self._is_followed else None
+        if now is None or now == self._num_microbatches:
+            return
+        self._num_microbatches = now
+        try:
+            self._rank.change_microbatches(now)
+        except GpuEnergyError:
+            self._is_followed = False

@@ -14,13 +14,13 @@ from gpuenergyd.cli.output import json_text, people_console, print_json
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.core.policy_api.past_jobs import PastJob, problem_of
-from gpuenergyd.core.policy_api.policy import PriorView
+from gpuenergyd.core.policy_api.prior_policy import PriorView
 from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.processes.plugins import load_policy
 from gpuenergyd.errors import GpuEnergyError, ProtocolError, UsageError
 from gpuenergyd.wire import MAX_ITERATION_REPORT_BYTES, MAX_REPLY_BYTES
 from gpuenergyd.wire.daemon_codec import decode
-from gpuenergyd.wire.past_job_messages import FILE_FORMAT, MAX_IMPORTED, OwnedPastJob, PastJobFile, PastJobList
+from gpuenergyd.wire.operator_messages import FILE_FORMAT, MAX_IMPORTED, OwnedPastJob, PastJobFile, PastJobList
 
 if TYPE_CHECKING:
     from rich.table import Table

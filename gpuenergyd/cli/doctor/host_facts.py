@@ -26,7 +26,7 @@ from gpuenergyd.core.host.facts import (
     SocketState,
     UnitFacts,
 )
-from gpuenergyd.daemon.settings import FETCHER_UNIT_DIR, Driver, Settings, load_settings
+from gpuenergyd.daemon.settings import COMMAND, FETCHER_UNIT_DIR, NVML, SIMULATED, Settings, load_settings
 from gpuenergyd.errors import CarbonSourceError, GpuEnergyError, JournalError, StoreError, UsageError
 from gpuenergyd.gpu.device import GpuDriver, GpuIdentity, HasSettings
 
@@ -114,12 +114,12 @@ def _daemon(path: str) -> tuple[dict[str, Any] | None, DaemonFacts]:
 
 
 def _driver(settings: Settings | None, status: dict[str, Any] | None) -> DriverFacts:
-    configured = settings.driver if settings is not None else Driver.NVML
+    configured = settings.driver if settings is not None else NVML
     kind = str(status["driver"] if status is not None else configured)
     world = settings.driver_path if settings is not None else None
     if status is not None and (of_daemon := status.get("files", {}).get("world_path")):
         world = Path(of_daemon)
-    if kind == Driver.SIMULATED and world is None:
+    if kind == SIMULATED and world is None:
         gpus = status.get("gpus", ()) if status is not None else ()
         return DriverFacts(kind, tuple(GpuFacts(f"{g['model_name']} {g['gpu_uuid']}", None, None, None) for g in gpus))
     try:
@@ -158,7 +158,7 @@ def _caller(settings: Settings | None) -> CallerFacts:
         user = pwd.getpwuid(uid).pw_name
     except KeyError:
         user = f"uid {uid}"
-    needs_no_privilege = settings is not None and settings.driver in {Driver.SIMULATED, Driver.COMMAND}
+    needs_no_privilege = settings is not None and settings.driver in {SIMULATED, COMMAND}
     effective = 0
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("CapEff:"):

@@ -18,8 +18,8 @@ from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.errors import GpuEnergyError, UsageError
 from gpuenergyd.wire import MAX_REPLY_BYTES
 from gpuenergyd.wire.daemon_codec import decode
-from gpuenergyd.wire.fit_messages import JobFit
 from gpuenergyd.wire.instance_json import PlannerInstance
+from gpuenergyd.wire.operator_messages import JobFit
 
 _LIMIT_S = 60.0
 """The policy host may be busy with a plan."""

@@ -1,11 +1,10 @@
 """CUDA graphs that the program captures and replays: the one being captured now, and listeners to replays."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
-
-from gpuenergyd.client.timing.capture_gate import CaptureGate
 
 Replay = Callable[[], Any]
 Follower = Callable[[Replay], Any]
@@ -67,3 +66,37 @@ class CapturedGraphs:
             self.num_unknown_replays += 1
             return replay()
         return follower(replay)
+
+
+class CaptureGate:
+    """Mutual exclusion between captures, which may overlap, and the calls of one thread.
+
+    A CUDA call from another thread breaks a capture in its usual, global mode: even the query of an event.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._num_captures = 0
+
+    def begin_capture(self) -> None:
+        """Wait until no call is in progress, microseconds at most, and let none begin until the capture has ended."""
+        with self._changed:
+            self._num_captures += 1
+
+    def end_capture(self) -> None:
+        """Permit calls again after the last capture."""
+        with self._changed:
+            self._num_captures = max(0, self._num_captures - 1)
+            self._changed.notify_all()
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether a graph is being captured now."""
+        return self._num_captures > 0
+
+    @contextmanager
+    def calls(self) -> Iterator[None]:
+        """Wait until no graph is being captured, and let none begin while the block calls the device."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_captures == 0)
+            yield

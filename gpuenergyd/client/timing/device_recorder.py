@@ -21,8 +21,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
+from gpuenergyd.client.timing.event_buffer import EventBuffer
 from gpuenergyd.client.timing.event_device import Anchor, EventDevice
-from gpuenergyd.client.timing.recorder import NOT_RECORDED, UNTIL_NEXT_BEGIN, IterationTimes, RecordedIteration
+from gpuenergyd.client.timing.recorder import NOT_RECORDED, IterationTimes, RecordedIteration
 from gpuenergyd.client.timing.replays import CapturedInstructions, ReplayReading
 from gpuenergyd.client.timing.stream_follower import StreamFollower
 from gpuenergyd.client.timing.stream_requests import PlannedRequest, StreamRequests
@@ -42,52 +43,6 @@ _DRIFT_AFTER_NS = 10_000_000_000
 _MAX_BRACKET_NS = 200_000
 """A wider anchor was interrupted by other work of the host and corrects nothing."""
 _CLOSE_POLL_S = 0.002
-
-
-class _EventBuffer:
-    """Events of one iteration."""
-
-    def __init__(self, device: EventDevice, capacity: int) -> None:
-        self.opening, self.closing = device.make_event(), device.make_event()
-        self.following: Any = None
-        """The event at which the next iteration begins: usually that one's opening."""
-        self.own_following: Any = None
-        """Where the next iteration may be read before this one, or is not recorded."""
-        self.begins = [device.make_event() for _ in range(capacity)]
-        self.ends = [device.make_event() for _ in range(capacity)]
-        self.has_ended = bytearray(capacity)
-        self.keys: dict[int, OrderRow] = {}
-        """By slot; two threads may begin instructions at once."""
-        self.number = 0
-        self.follows = 0
-        """Number of the iteration whose next begin is this one's begin; 0 for the first one and after a pause."""
-        self.reading: ReplayReading | None = None
-        """Where the iteration is the replay of a captured graph: then `begins` and `ends` are not used."""
-        self.known: IterationTimes | None = None
-        self.is_free = self.is_timed = True
-
-    @property
-    def last(self) -> Any:
-        """The event at the end of the iteration's window."""
-        return self.closing if self.following is None else self.following
-
-    def timed_slots(self) -> list[int]:
-        """Return the instructions that have ended, or that last until the end of the window."""
-        has_ended = self.has_ended
-        return [slot for slot, key in sorted(self.keys.items()) if has_ended[slot] or key[0] == UNTIL_NEXT_BEGIN]
-
-    def times(self) -> IterationTimes:
-        if self.known is None:
-            raise RuntimeError("the times of this iteration are not known yet")
-        return self.known
-
-    def free(self) -> None:
-        if self.is_timed:
-            self.has_ended[:] = bytes(len(self.has_ended))
-        self.following = None
-        self.reading = None
-        self.known = None
-        self.is_free = True
 
 
 class DeviceRecorder:
@@ -110,14 +65,14 @@ class DeviceRecorder:
         self._num_buffers = num_buffers
         self._sleep = sleep
         self._mono_s = mono_s
-        self._buffers: list[_EventBuffer] = []
-        self._current: _EventBuffer | None = None
+        self._buffers: list[EventBuffer] = []
+        self._current: EventBuffer | None = None
         self._capture: CapturedInstructions | None = None
         self._newest_mark: Any = None
         self._keys: dict[int, OrderRow] = {}
         self._next_slot = itertools.count().__next__
         self._numbers = itertools.count(1)
-        self._unread: deque[tuple[_EventBuffer, Callable[[], None] | None]] = deque()
+        self._unread: deque[tuple[EventBuffer, Callable[[], None] | None]] = deque()
         self._num_read_together = 1
         self._reading = threading.Lock()
         self._follower = StreamFollower(device, sleep=sleep, mono_s=mono_s)
@@ -146,7 +101,7 @@ class DeviceRecorder:
         if len(self._unread) >= self._num_read_together:
             self._read()
         self._current = current = self._free_buffer()
-        if isinstance(previous, _EventBuffer) and (current is None or previous.reading is not None):
+        if isinstance(previous, EventBuffer) and (current is None or previous.reading is not None):
             if previous.own_following is None:
                 previous.own_following = self._device.make_event()
             self._device.record(previous.own_following)
@@ -155,11 +110,11 @@ class DeviceRecorder:
             return
         current.is_free, current.is_timed = False, is_timed
         current.number = next(self._numbers)
-        current.follows = previous.number if isinstance(previous, _EventBuffer) else 0
+        current.follows = previous.number if isinstance(previous, EventBuffer) else 0
         current.keys = self._keys
         self._device.record(current.opening)
         self._newest_mark = current.opening
-        if isinstance(previous, _EventBuffer) and previous.following is None:
+        if isinstance(previous, EventBuffer) and previous.following is None:
             previous.following = current.opening
 
     def begin(self, key: OrderRow) -> int:
@@ -268,7 +223,7 @@ class DeviceRecorder:
 
     def call_when_known(self, recorded: RecordedIteration, act: Callable[[], None]) -> None:
         """Call `act` once the times of an iteration are known: at a later mark, or when they are read late."""
-        assert isinstance(recorded, _EventBuffer)
+        assert isinstance(recorded, EventBuffer)
         buffer = recorded
         if buffer.reading is None:
             self._unread.append((buffer, act))
@@ -300,7 +255,7 @@ class DeviceRecorder:
         finally:
             self._reading.release()
 
-    def _finish(self, buffer: _EventBuffer, act: Callable[[], None] | None) -> None:
+    def _finish(self, buffer: EventBuffer, act: Callable[[], None] | None) -> None:
         if act is None:  # it is left out
             buffer.free()
             return
@@ -333,16 +288,16 @@ class DeviceRecorder:
         if self._requests is not None:
             self._requests.close()
 
-    def _free_buffer(self) -> _EventBuffer | None:
+    def _free_buffer(self) -> EventBuffer | None:
         for buffer in self._buffers:
             if buffer.is_free:
                 return buffer
         if len(self._buffers) == self._num_buffers:
             return None
-        self._buffers.append(_EventBuffer(self._device, self._capacity))
+        self._buffers.append(EventBuffer(self._device, self._capacity))
         return self._buffers[-1]
 
-    def _compute_times(self, buffer: _EventBuffer) -> bool:
+    def _compute_times(self, buffer: EventBuffer) -> bool:
         """Compute the times of an iteration whose last event has completed; False if an instruction's are lost."""
         keys: Mapping[int, OrderRow] = buffer.keys
         elapsed_ms, opening = self._device.elapsed_ms, buffer.opening
@@ -375,7 +330,7 @@ class DeviceRecorder:
         )
         return spans_ns is not None
 
-    def _find_window(self, buffer: _EventBuffer, last_ns: int) -> tuple[int, int]:
+    def _find_window(self, buffer: EventBuffer, last_ns: int) -> tuple[int, int]:
         """Return the begin and end of an iteration's window of this length on the host's clock."""
         number, begin_ns = self._last
         is_first = buffer.follows != number or not number

@@ -1,6 +1,8 @@
 """Orders of operators for a running job: another policy, permitted slowdown or priority, or a pause."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from enum import StrEnum
 from typing import Self
 
 from gpuenergyd.core.job.description import JobDescription
@@ -55,3 +57,20 @@ def _text(value: object) -> str:
             return f"{value:g}"
         case _:
             return str(value)
+
+
+class OptionSource(StrEnum):
+    """Where the policy or the permitted slowdown of a job comes from, in order of precedence."""
+
+    OPERATOR = "operator"
+    ARGUMENT = "argument"
+    ENVIRONMENT = "environment"
+    DAEMON = "daemon"
+
+
+SOURCE_TEXTS: Mapping[str, str] = {
+    OptionSource.OPERATOR: "ordered by an operator",
+    OptionSource.ARGUMENT: "set by the program",
+    OptionSource.ENVIRONMENT: "from the environment",
+    OptionSource.DAEMON: "the daemon's default",
+}

@@ -141,9 +141,8 @@ class Schedule:
 
     def stage_index(self, pp_rank: int, chunk_index: int) -> int:
         """Return the model stage of a chunk."""
-        if self.stage_of_chunk:
-            return self.stage_of_chunk[pp_rank][chunk_index]
-        return chunk_index * self.num_ranks + pp_rank
+        own = self.stage_of_chunk
+        return own[pp_rank][chunk_index] if own else chunk_index * self.num_ranks + pp_rank
 
     def peak_inflight(self, pp_rank: int) -> int:
         """Return the largest number of microbatch activations that a rank holds at once, summed over its chunks."""
@@ -157,8 +156,6 @@ class Schedule:
                     held -= 1
                 case InstructionKind.FB:
                     peak = max(peak, held + 1)
-                case InstructionKind.I | InstructionKind.C | InstructionKind.O | InstructionKind.D:
-                    pass
         return peak
 
     def computations(self, pp_rank: int) -> Iterator[tuple[Instruction, tuple[Instruction, ...]]]:
@@ -251,7 +248,6 @@ class DependencyGraph:
     epilogues_s: tuple[float, ...]
     """Time that each node needs after its end: the epilogue of a rank's last instruction, 0 for all others."""
     classes: tuple[InstructionClass, ...]
-    """All instruction classes."""
     class_of: tuple[int, ...]
     """The position of each node's class in `classes`: large pipelines have many nodes of few classes."""
 
@@ -271,11 +267,6 @@ class DependencyGraph:
         for pp_rank, node in last_of.items():
             epilogues_s[node] = rank_epilogues_s[pp_rank]
         return replace(self, epilogues_s=tuple(epilogues_s))
-
-    @property
-    def num_edges(self) -> int:
-        """Number of order and data edges."""
-        return sum(len(before) for before in self.predecessors)
 
 
 def dependency_graph(

@@ -10,6 +10,7 @@ summed in the same order, so that losses are equal bit for bit; other orders are
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, one_forward_one_backward
 from gpuenergyd.count_text import count_text
@@ -166,3 +167,16 @@ def check_order(order: Sequence[Instruction], before: Sequence[Instruction], *, 
     summed = [own.microbatch_index for own in order if own.kind in {kinds.B, kinds.W}]
     if summed != [own.microbatch_index for own in before if own.kind is kinds.B]:
         raise ScheduleError(f"{where}: gradients must be accumulated in the sequence of 1F1B")
+
+
+def order_fields(orders: Orders, advice: OrderAdvice | None) -> dict[str, Any]:
+    """Return the status fields of a job's order of instructions: the one that it runs, and the policy's advice."""
+    return {
+        "order": order_name(orders) if orders else None,
+        "order_advice": advice.text if advice else None,
+        "order_saving_ratio": advice.saving_ratio if advice else None,
+        "plain_order_saving_ratio": advice.plain_saving_ratio if advice else None,
+        "own_order_saving_ratio": advice.own_order_saving_ratio if advice else None,
+        "order_held_microbatches": advice.held_microbatches if advice else None,
+        "order_refusal": advice.refusal if advice else None,
+    }

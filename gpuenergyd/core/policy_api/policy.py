@@ -5,16 +5,14 @@ is known of the job: a policy must work without state between calls, and may kee
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
-from gpuenergyd.core.carbon.intensity import CarbonForecast, HourlySeries, IntensityBasis
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.fitted import FittedPipeline
-from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, InstructionKind, Schedule
+from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, Schedule
 from gpuenergyd.core.pipeline.learned_curves import LearnedCurves
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPurpose
 from gpuenergyd.core.pipeline.power_swing import PlannedSwing
@@ -74,14 +72,6 @@ class FittedPolicy(Protocol):
         ...
 
 
-class PriorPolicy(Protocol):
-    """Optional method of a clock policy: shows what a job would start from."""
-
-    def prior(self, gpu_model_name: str, past_jobs: Sequence[PastJob]) -> "PriorView":
-        """Return what is believed of a GPU model's curves, given past jobs of one user."""
-        ...
-
-
 class PreparedPolicy(Protocol):
     """Optional method of a clock policy: does what would delay its first plan, such as compiling.
 
@@ -93,17 +83,6 @@ class PreparedPolicy(Protocol):
 
         Pass what takes long to `announce`, in a few words: `status` shows it while jobs wait for a plan.
         """
-        ...
-
-
-class TargetPolicy(Protocol):
-    """Chooses the iteration time target of one job, several times an hour. Entry point: `gpuenergyd.targets`.
-
-    A policy may also have `explain(view) -> TargetDecision`; it is then called instead, and `status` shows the reason.
-    """
-
-    def next_target(self, view: "TargetView") -> PerformanceTarget:
-        """Return the target from now on."""
         ...
 
 
@@ -319,36 +298,6 @@ class FrontierPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class PriorPoint:
-    """Believed time and power at a share of the maximum clock, relative to the maximum, with their standard errors."""
-
-    clock_ratio: float
-    time_ratio: float
-    time_sigma_ratio: float
-    power_ratio: float
-    power_sigma_ratio: float
-
-
-@dataclass(frozen=True, slots=True)
-class PriorCurve:
-    """Believed curve of a kind of instruction."""
-
-    kind: InstructionKind
-    points: tuple[PriorPoint, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PriorView:
-    """What a job on a GPU model would start from: published curves, and a past job of the same work."""
-
-    gpu_model_name: str
-    basis: str
-    num_past_jobs: int
-    """Past jobs that count, of those given."""
-    curves: tuple[PriorCurve, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class SwitchingFigures:
     """Simulated effect of the switch latency on a plan, compared with a plan without limit on clock changes (free).
 
@@ -448,47 +397,3 @@ class OfflinePlan:
     any_order_bound_j: float | None = None
     """Proven lower bound over any order within the memory limits; None if not computed or out of reach. Waiting is
     charged to the end of each plan, or until the straggler."""
-
-
-@dataclass(frozen=True, slots=True)
-class TargetView:
-    """Everything that is known of a job for choosing its target: slowdown budget, progress and the signal to follow.
-
-    `frontier` holds the job's points, or those of uniform clocks if it has no pipeline; it is empty while unknown.
-    `active_time_s` is the time of finished iterations without checkpoints, evaluation, data stalls and waits for a
-    straggler: only slowdown chosen by a policy is charged to the budget.
-    """
-
-    job_id: str
-    now_at: datetime
-    max_slowdown_ratio: float
-    baseline: BaselineView
-    num_iterations_done: int
-    active_time_s: float
-    frontier: tuple[FrontierPoint, ...] = ()
-    num_iterations_total: int | None = None
-    deadline_at: datetime | None = None
-    history: HourlySeries | None = None
-    """Carbon intensity, price or another cost per energy, up to now."""
-    forecast: CarbonForecast | None = None
-    full_speed_time_s: float | None = None
-    """Recently measured iteration time at full speed, with power caps; None while only the baseline is known."""
-    straggler_time_s: float | None = None
-    current_target_time_s: float | None = None
-    """Last target of this policy; small changes are not worth a new plan."""
-    host_power_w: float = 0.0
-    window_s: float = 72 * 3600.0
-    """Window of the slowdown budget for jobs of unknown length."""
-
-
-@dataclass(frozen=True, slots=True)
-class TargetDecision:
-    """Target with its reason and basis."""
-
-    target: PerformanceTarget
-    reason: str
-    basis: IntensityBasis
-    intensity: float | None
-    """Current value of the signal, in its own unit."""
-    overrun_s: float = 0.0
-    """Time by which the job misses its budget even at full speed: stragglers, power caps, lost time."""

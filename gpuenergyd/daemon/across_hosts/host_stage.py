@@ -5,9 +5,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from gpuenergyd.core.job.description import stage_gpu
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.measurements.reordering import common_offer, least_room
-from gpuenergyd.core.job.stage_gpu import stage_gpu
 from gpuenergyd.core.measurement.merge import merge_siblings
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionClass, InstructionKind

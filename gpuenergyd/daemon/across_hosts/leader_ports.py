@@ -1,4 +1,4 @@
-"""Ports of a pipeline leader's command executor: plans from the policy host, slices for the members, audit log.
+"""What a pipeline leader's commands act on: plans from the policy host, slices for the members, audit log.
 
 A leader has no GPU. Each member's own daemon leases and restores its GPU and records its iterations.
 """
@@ -15,16 +15,12 @@ from typing import Any
 from gpuenergyd.core.distributed.plan_mix import may_be_mixed, node_clocks_mhz
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import (
-    EndJob,
     Event,
     JobPhase,
-    LeaseGpus,
-    ObserveIteration,
     PlanDecided,
     PolicyFailed,
     RecordNotice,
     RecordPhase,
-    RestoreGpus,
     SendPlan,
 )
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, ClockPlan, PlanPurpose
@@ -32,7 +28,7 @@ from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.gpus.inventory import utc_at
-from gpuenergyd.daemon.jobs.suspected_pace import HELD_ITERATIONS, SuspectedPacePlan
+from gpuenergyd.daemon.jobs.plan_source import HELD_ITERATIONS, SuspectedPacePlan
 from gpuenergyd.daemon.ports import HistoryPort, PolicyPort
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.store.records import ORDER_ADVICE, ControlEventRecord
@@ -232,19 +228,3 @@ class LeaderPlans:
         self.delivery.answering = view.target
         await self.handle(PolicyFailed(answer.reason) if isinstance(answer, PolicyFailure) else PlanDecided(answer))
         self.delivery.answering = None
-
-
-class MembersOwnGpus:
-    """Commands that each member's own daemon executes for its GPU: the leader does nothing."""
-
-    def observe(self, command: ObserveIteration) -> None:
-        """Do nothing: the members observe, and the leader merges."""
-
-    async def lease(self, command: LeaseGpus) -> None:
-        """Do nothing: each member leases its own GPU."""
-
-    async def restore(self, command: RestoreGpus) -> None:
-        """Do nothing: each member restores its own GPU."""
-
-    async def end(self, command: EndJob) -> None:
-        """Do nothing: the pipeline ends with the leader's own job."""

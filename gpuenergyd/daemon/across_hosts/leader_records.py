@@ -9,8 +9,8 @@ from typing import Any
 from gpuenergyd.core.job.messages import RecordIteration, StoreCurves, StoreOrderRefusal
 from gpuenergyd.daemon.gpus.inventory import utc_at
 from gpuenergyd.daemon.jobs.audit_log import AuditLog
-from gpuenergyd.daemon.jobs.earlier_runs import JobRuns
-from gpuenergyd.daemon.jobs.estimates import ESTIMATE_EVERY_NS, estimate_record
+from gpuenergyd.daemon.jobs.iterations import ESTIMATE_EVERY_NS, estimate_record
+from gpuenergyd.daemon.jobs.past_jobs import JobRuns
 from gpuenergyd.daemon.ports import JobServices, RunningJob
 
 

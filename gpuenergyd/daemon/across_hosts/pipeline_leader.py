@@ -17,16 +17,26 @@ from gpuenergyd.core.distributed.stragglers import Pace, ReplicaGroup, Straggler
 from gpuenergyd.core.job.description import JobDescription
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import (
+    AskPolicy,
     Command,
+    EndJob,
     Event,
     GpuViewChanged,
     JobPhase,
+    LeaseGpus,
     MergedIterationObserved,
+    ObserveIteration,
     OrdersRefused,
     RankChangedMicrobatches,
     RankJoined,
+    RecordIteration,
+    RecordNotice,
+    RecordPhase,
+    RestoreGpus,
     SendPlan,
     StageMemoryChanged,
+    StoreCurves,
+    StoreOrderRefusal,
     StragglerChanged,
 )
 from gpuenergyd.core.job.rules import JobRules
@@ -34,15 +44,15 @@ from gpuenergyd.core.measurement.merge import busy_s
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.plan import ClockChange
+from gpuenergyd.core.pipeline.reorder import order_fields
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.count_text import count_text
-from gpuenergyd.daemon.across_hosts.leader_ports import LeaderAudit, LeaderDelivery, LeaderPlans, MembersOwnGpus
+from gpuenergyd.daemon.across_hosts.leader_ports import LeaderAudit, LeaderDelivery, LeaderPlans
 from gpuenergyd.daemon.across_hosts.leader_records import LeaderIterations, LeaderRuns
 from gpuenergyd.daemon.across_hosts.stage_parts import StageParts
-from gpuenergyd.daemon.jobs.executor import CommandExecutor
-from gpuenergyd.daemon.jobs.order_fields import order_fields
 from gpuenergyd.daemon.jobs.plan_delivery import change_row
 from gpuenergyd.daemon.jobs.replicas import check_paces, straggler_saving_fields
+from gpuenergyd.daemon.jobs.runner import Actions, execute
 from gpuenergyd.daemon.jobs.training_budget import TrainingTarget
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.errors import ProtocolError
@@ -76,7 +86,7 @@ class PipelineLeader:
     _plans: LeaderPlans = field(init=False)
     _iterations: LeaderIterations = field(init=False)
     _runs: LeaderRuns = field(init=False)
-    _executor: CommandExecutor = field(init=False)
+    actions: Actions = field(init=False)
     _commands: deque[Command] = field(default_factory=deque)
     _is_executing: bool = False
     _parts: StageParts = field(init=False)
@@ -97,17 +107,18 @@ class PipelineLeader:
         self._iterations = LeaderIterations(self, self.services)
         self._runs = LeaderRuns(self, self.services, self.leader_job_id, self.uid, self.num_tp_ranks, self.spawn)
         self._target = TrainingTarget(self, self.services.watcher)
-        members = MembersOwnGpus()
-        self._executor = CommandExecutor(
-            observations=members,
-            plans=self._plans,
-            delivery=self._delivery,
-            leases=members,
-            iterations=self._iterations,
-            audit=self._audit,
-            runs=self._runs,
-            end=members,
-        )
+        # Each member's own daemon observes its iterations, leases and restores its GPU, and ends its own job.
+        members_own = (ObserveIteration, LeaseGpus, RestoreGpus, EndJob)
+        self.actions = {
+            **dict.fromkeys(members_own, lambda _: None),
+            AskPolicy: lambda command: self._plans.ask(command.view),
+            SendPlan: self._delivery.send,
+            RecordIteration: self._iterations.record,
+            RecordPhase: self._phase_entered,
+            RecordNotice: self._audit.record_notice,
+            StoreOrderRefusal: self._runs.store_refusal,
+            StoreCurves: self._runs.store_curves,
+        }
 
     @property
     def pipeline_id(self) -> str:
@@ -166,7 +177,7 @@ class PipelineLeader:
             "max_slowdown_ratio": job.target.max_slowdown_ratio,
             "is_paused": job.is_paused,
             "plan_id": job.current_plan.plan_id,
-            **order_fields(job),
+            **order_fields(job.current_plan.orders, job.knowledge.reordering.advice),
             "num_iterations": job.num_iterations,
             "num_proof_iterations": job.control.blocks.num_proof_iterations,
             "baseline_time_s": job.baseline.iteration_time_s if job.baseline is not None else None,
@@ -201,9 +212,14 @@ class PipelineLeader:
         self._is_executing = True
         try:
             while self._commands:
-                await self._executor.execute(self._commands.popleft())
+                await execute(self.actions, self._commands.popleft())
         finally:
             self._is_executing = False
+
+    async def _phase_entered(self, command: RecordPhase) -> None:
+        self._audit.record_phase(command)
+        if command.phase is JobPhase.WARMUP:
+            await self._runs.recall()
 
     async def _join(self) -> None:
         ranks = range(self.description.num_pp_ranks)

@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from gpuenergyd.core.job.description import stage_gpu
 from gpuenergyd.core.job.measurements.reordering import common_offer, least_room
-from gpuenergyd.core.job.stage_gpu import stage_gpu
 from gpuenergyd.core.measurement.merge import MemberKey, merge_observations, merge_siblings
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionClass

@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass
 
-from gpuenergyd.wire.calibration_messages import CalibrationRequest, CalibrationStarted, CalibrationState
-from gpuenergyd.wire.fit_messages import JobFit
-from gpuenergyd.wire.maintenance_messages import GpuRelease, GpuReopen, GpusReleased
 from gpuenergyd.wire.messages import (
     IterationReply,
     IterationReport,
@@ -19,8 +16,21 @@ from gpuenergyd.wire.messages import (
     RankRelease,
     ReleaseReply,
 )
-from gpuenergyd.wire.operator_messages import JobPatch, JobPatched
-from gpuenergyd.wire.past_job_messages import PastJobFile, PastJobList, PastJobsChanged, PastJobsForget
+from gpuenergyd.wire.operator_messages import (
+    CalibrationRequest,
+    CalibrationStarted,
+    CalibrationState,
+    GpuRelease,
+    GpuReopen,
+    GpusReleased,
+    JobFit,
+    JobPatch,
+    JobPatched,
+    PastJobFile,
+    PastJobList,
+    PastJobsChanged,
+    PastJobsForget,
+)
 from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, MemberReply, PipelineReply, PipelineReport
 
 JSON_TYPE = "application/json"

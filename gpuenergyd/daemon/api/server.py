@@ -1,6 +1,8 @@
 """HTTP/1.1 with JSON on the daemon's Unix socket: handlers, access checks, rate limits, and one-line errors.
 
 The routes are listed in `daemon/api/routes.py`; plugins add further ones (`daemon/api/plugin_routes.py`).
+
+Longer than 400 lines, since all handlers check the peer of a request and read its body in the same ways.
 """
 
 import asyncio
@@ -17,9 +19,8 @@ from aiohttp import web
 from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.api import routes
-from gpuenergyd.daemon.api.connection_guard import ConnectionGuards
+from gpuenergyd.daemon.api.connection_guard import ConnectionCounts, ConnectionGuards
 from gpuenergyd.daemon.api.fair_queue import FairQueue
-from gpuenergyd.daemon.api.limits import ConnectionCounts
 from gpuenergyd.daemon.api.metrics import metrics_text
 from gpuenergyd.daemon.api.openapi import api_text
 from gpuenergyd.daemon.api.plugin_routes import RouteServices, plugin_routes
@@ -27,8 +28,7 @@ from gpuenergyd.daemon.api.routes import ROUTES
 from gpuenergyd.daemon.api.snapshots import Snapshot, SnapshotText
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
 from gpuenergyd.daemon.host_services import HostService
-from gpuenergyd.daemon.jobs.fits import JobFits
-from gpuenergyd.daemon.jobs.operators import Operators
+from gpuenergyd.daemon.jobs.operators import JobFits, Operators
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
@@ -38,9 +38,7 @@ from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, open_pid
 from gpuenergyd.daemon.runtime.user_rates import UserRates
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, ProtocolError, UsageError
 from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES, MAX_ITERATION_REPORT_BYTES, MAX_REPLY_BYTES
-from gpuenergyd.wire.calibration_messages import CalibrationRequest
 from gpuenergyd.wire.daemon_codec import decode, decode_one_or_several, encode
-from gpuenergyd.wire.maintenance_messages import GpuRelease, GpuReopen
 from gpuenergyd.wire.messages import (
     IterationReport,
     LeaseRelease,
@@ -49,8 +47,17 @@ from gpuenergyd.wire.messages import (
     RankRegistration,
     RankRelease,
 )
-from gpuenergyd.wire.operator_messages import decode_job_patch
-from gpuenergyd.wire.past_job_messages import FILE_FORMAT, PastJobFile, PastJobList, PastJobsChanged, PastJobsForget
+from gpuenergyd.wire.operator_messages import (
+    FILE_FORMAT,
+    CalibrationRequest,
+    GpuRelease,
+    GpuReopen,
+    PastJobFile,
+    PastJobList,
+    PastJobsChanged,
+    PastJobsForget,
+    decode_job_patch,
+)
 from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, PipelineReport
 
 log = logging.getLogger(__name__)

@@ -9,18 +9,18 @@ from typing import Any, Protocol
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.measurements.savings import Interval, SavingEstimate, saved_power_w, sum_of_significant
 from gpuenergyd.core.job.messages import JobPhase
-from gpuenergyd.core.job.option_source import OptionSource
+from gpuenergyd.core.job.operator_orders import OptionSource
 from gpuenergyd.core.job.outcome import expectation
 from gpuenergyd.core.job.time_account import TimeAccount
+from gpuenergyd.core.measurement.switch_calibration import SwitchCalibration
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.power_swing import SwingFigure
-from gpuenergyd.core.pipeline.switching import SwitchCalibration
+from gpuenergyd.core.pipeline.reorder import order_fields
 from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.carbon.service import CarbonService
 from gpuenergyd.daemon.gpus.host_energy import HostEnergy
 from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, GpuClaim, Gpus
 from gpuenergyd.daemon.host_services import HostService
-from gpuenergyd.daemon.jobs.order_fields import order_fields
 from gpuenergyd.daemon.jobs.registry import EndedJob, Jobs
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.manual_leases.leases import ManualLease, ManualLeases
@@ -36,7 +36,6 @@ from gpuenergyd.store.database import sqlite_path
 from gpuenergyd.wire.daemon_codec import plain
 from gpuenergyd.wire.messages import RankRegistration
 
-_NS_PER_S = 1e9
 _VERSION = version("gpuenergyd")
 
 
@@ -226,9 +225,7 @@ def _lease(claim: GpuClaim | None, lease: ManualLease | None, kind: ClaimKind) -
         "uid": claim.uid,
         "pid": claim.pid,
         "age_s": _age_s(claim.since_mono_ns),
-        "sm_clock_mhz": lease.sm_clock_mhz if lease is not None else None,
-        "power_limit_w": lease.power_limit_w if lease is not None else None,
-        "remaining_s": lease.remaining_s if lease is not None else None,
+        **{name: getattr(lease, name, None) for name in ("sm_clock_mhz", "power_limit_w", "remaining_s")},
     }
 
 
@@ -268,7 +265,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "plan_purpose": plan.purpose,
         "plan_reason": plan.reason,
         **{figure.value: plan.figure(figure) for figure in SwingFigure},
-        **order_fields(job),
+        **order_fields(job.current_plan.orders, job.knowledge.reordering.advice),
         "num_baseline_iterations": job.knowledge.num_iterations_for[PlanPurpose.BASELINE],
         "num_tuned_iterations": job.knowledge.num_iterations_for[PlanPurpose.TUNED],
         **_estimate(job.estimate()),
@@ -370,10 +367,8 @@ def _estimate(estimate: SavingEstimate | None) -> dict[str, Any]:
 
 def _saved_power_w(runner: JobRunner) -> Interval | None:
     """Return the power that a job saves now; None unless a tuned plan is in force."""
-    job = runner.job
-    if job.phase is not JobPhase.TUNED or runner.leases.is_suspended:
-        return None
-    return saved_power_w(job.knowledge.saving(), job.baseline)
+    job, is_saving = runner.job, runner.job.phase is JobPhase.TUNED and not runner.leases.is_suspended
+    return saved_power_w(job.knowledge.saving(), job.baseline) if is_saving else None
 
 
 def _total_saved_power(runners: Jobs) -> dict[str, Any]:
@@ -400,4 +395,4 @@ def _bounds(interval: Interval | None) -> tuple[float, float] | None:
 
 
 def _age_s(mono_ns: int) -> float:
-    return max(0.0, (time.monotonic_ns() - mono_ns) / _NS_PER_S)
+    return max(0.0, (time.monotonic_ns() - mono_ns) / 1e9)

@@ -13,8 +13,9 @@ from gpuenergyd.core.carbon.slowdown_account import SlowdownAccount
 from gpuenergyd.core.carbon.training_excess import OtherPlansExcess, PlanExcess
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.core.policy_api.policy import BaselineView, TargetDecision
+from gpuenergyd.core.policy_api.policy import BaselineView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.core.policy_api.target_policy import TargetDecision
 from gpuenergyd.daemon.account_file import AccountFile, FileContent, SavedAccount, running_processes
 from gpuenergyd.daemon.ports import RunningJob
 

@@ -5,8 +5,9 @@ from datetime import datetime
 from gpuenergyd.core.carbon.grid_clock import GridClock
 from gpuenergyd.core.carbon.intensity import HOUR, CarbonForecast
 from gpuenergyd.core.carbon.slowdown_account import SlowdownAccount
-from gpuenergyd.core.policy_api.policy import BaselineView, TargetView
+from gpuenergyd.core.policy_api.policy import BaselineView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.core.policy_api.target_policy import TargetView
 from gpuenergyd.daemon.carbon.budget import JobBudget, view_deadline
 from gpuenergyd.daemon.ports import RunningJob
 from gpuenergyd.daemon.processes.carbon_queries import TargetReply

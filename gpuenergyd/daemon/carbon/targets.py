@@ -18,8 +18,9 @@ from gpuenergyd.core.carbon.slowdown_account import SlowdownAccount
 from gpuenergyd.core.job.messages import JobPhase, ProfilingPermissionChanged, TargetChanged
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.core.policy_api.policy import BaselineView, TargetDecision
+from gpuenergyd.core.policy_api.policy import BaselineView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.core.policy_api.target_policy import TargetDecision
 from gpuenergyd.daemon.carbon.accounts import JobAccount, JobAccounts
 from gpuenergyd.daemon.carbon.budget import (
     JobBudget,

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 
+from gpuenergyd.core.measurement.switch_calibration import SwitchCalibration
 from gpuenergyd.core.measurement.telemetry import ClockHistory, EnergyCounter
-from gpuenergyd.core.pipeline.switching import LatencyBasis, ObservedSwitch, SwitchCalibration, constant_latency
+from gpuenergyd.core.pipeline.switching import LatencyBasis, ObservedSwitch, constant_latency
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.daemon.gpus.history import GpuHistory
 from gpuenergyd.daemon.gpus.knobs import Knobs

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gpuenergyd.atomic_file import replace_file
 from gpuenergyd.core.job.description import JobDescription
-from gpuenergyd.core.job.snapshot import JobSnapshot
+from gpuenergyd.core.job.state import JobSnapshot
 from gpuenergyd.daemon.jobs.runner import RunnerSnapshot
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import GpuEnergyError, ProtocolError

@@ -2,14 +2,15 @@
 
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from gpuenergyd.core.job.messages import RecordNotice, RecordPhase
 from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.gpus.inventory import Gpu, utc_at
 from gpuenergyd.daemon.gpus.knobs import FOREIGN, KnobChange
-from gpuenergyd.daemon.gpus.other_tools import suspects_text
 from gpuenergyd.daemon.ports import HistoryPort
 from gpuenergyd.store.records import ORDER_ADVICE, ControlEventRecord
 
@@ -69,3 +70,30 @@ def record_knob(history: HistoryPort, gpu: Gpu, change: KnobChange) -> None:
 
 def _latency_text(latency: SwitchLatency) -> str:
     return f"raise {1000 * latency.raise_s:.3g} ms, lower {1000 * latency.lower_s:.3g} ms, {latency.basis}"
+
+
+_CHANGES_GPUS = frozenset(
+    {"nv-hostengine", "dcgmi", "nvidia-smi", "nvidia-settings", "nvidia-powerd", "zeusd", "geopmd", "tuned", "eard"}
+)
+"""Programs that may have changed a setting, which the driver does not tell; names as the kernel keeps them, at most 15
+characters. nv-hostengine is DCGM's daemon, which sets targets again."""
+_MAX_NAMED = 3
+
+
+def suspects_text(proc: Path = Path("/proc")) -> str:
+    """Return the running programs that may have changed a GPU, with their pids; empty if none is known."""
+    found = sorted(_running(proc))
+    more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
+    return ", ".join(f"{name} pid {pid}" for name, pid in found[:_MAX_NAMED]) + more
+
+
+def _running(proc: Path) -> Iterator[tuple[str, int]]:
+    for folder in proc.iterdir():
+        if not folder.name.isdecimal():
+            continue
+        try:
+            name = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            continue  # it has ended
+        if name in _CHANGES_GPUS:
+            yield name, int(folder.name)

@@ -1,4 +1,4 @@
-"""Operators' orders for running jobs: checked, stored for the next daemon, audited and passed to the jobs.
+"""Operators' orders for running jobs (checked, stored, audited and passed to the jobs), and their questions.
 
 Orders outlive the daemon: a job that is handed over keeps them in its state, and one whose program registers again
 after a crash of the daemon gets them from the file. They end with the job.
@@ -16,16 +16,19 @@ from gpuenergyd.atomic_file import replace_file
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import Event, OperatorOrdered
 from gpuenergyd.core.job.operator_orders import LOWEST_PRIORITY, OperatorOrders
+from gpuenergyd.core.pipeline.fitted import FittedPipeline
+from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.core.policy_api.target import slowdown_problem
 from gpuenergyd.daemon.gpus.access import AccessRules
 from gpuenergyd.daemon.gpus.inventory import utc_at
 from gpuenergyd.daemon.jobs.registry import JobKey, Jobs
 from gpuenergyd.daemon.jobs.runner import JobRunner
+from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, UnknownPolicyError, UsageError
 from gpuenergyd.store.records import ControlEventRecord
 from gpuenergyd.wire.daemon_codec import decode, encode
-from gpuenergyd.wire.operator_messages import JobPatch, JobPatched
+from gpuenergyd.wire.operator_messages import JobFit, JobPatch, JobPatched
 
 log = logging.getLogger(__name__)
 
@@ -227,3 +230,44 @@ def _check_amounts(patch: JobPatch) -> None:
         raise UsageError(f"max_slowdown_ratio {problem}")
     if patch.priority is not None and not 0 <= patch.priority <= LOWEST_PRIORITY:
         raise UsageError(f"priority {patch.priority}: must be 0, the highest, to {LOWEST_PRIORITY}")
+
+
+@dataclass(frozen=True, slots=True)
+class JobFits:
+    """Answers for the jobs of this daemon, and for the pipelines that are led from here."""
+
+    jobs: Jobs
+    ask_policy: Callable[[str, str, JobView], Awaitable[FittedPipeline | PolicyFailure]]
+    """Returns what the policy of a job has fitted to its view; called with job id and policy."""
+    led_job: Callable[[str], Job | None]
+    """Returns the job of the pipeline that a member leads; None for any other job."""
+
+    async def fit(self, job_id: str) -> JobFit:
+        """Return the fitted pipeline of a job with the plan in force.
+
+        Raises:
+            GpuNotFoundError: no such job runs.
+            JobError: the job is led on another host, has no baseline yet, or its policy has fitted nothing.
+        """
+        runner = self.jobs.runner(job_id)
+        if runner is None:
+            running = ", ".join(one.job_id for one in self.jobs) or "none"
+            raise GpuNotFoundError(f"no job {job_id[:100]!r}; running: {running}")
+        job = self.led_job(job_id) or runner.job
+        if runner.is_member and job is runner.job:
+            raise JobError(f"job {job_id} is a rank of a pipeline across hosts; ask on the host that leads it")
+        view = job.view()
+        if view is None:
+            raise JobError(f"job {job_id} has no baseline yet: {job.phase}, {job.phase_reason}")
+        fitted = await self.ask_policy(job.description.job_id, job.description.policy, view)
+        if isinstance(fitted, PolicyFailure):
+            raise JobError(f"job {job_id}: {fitted.reason}")
+        return JobFit(
+            job_id=job_id,
+            job_name=job.description.job_name,
+            policy=job.description.policy,
+            phase=job.phase,
+            phase_reason=job.phase_reason,
+            plan=job.current_plan,
+            fitted=fitted,
+        )

@@ -34,11 +34,9 @@ from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.gpus.inventory import Gpu, GpuClaim, utc_at
 from gpuenergyd.daemon.jobs.audit_log import record_knob, record_latency
 from gpuenergyd.daemon.jobs.clock_requests import ClockRequests
-from gpuenergyd.daemon.jobs.new_job import job_description, job_record
-from gpuenergyd.daemon.jobs.replicas import Replicas
+from gpuenergyd.daemon.jobs.replicas import Replicas, TimeAccounts
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.jobs.sessions import RankSession, RankSessions
-from gpuenergyd.daemon.jobs.time_accounts import TimeAccounts
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.processes.plugins import PolicyNames, with_default_options
 from gpuenergyd.daemon.registration import (
@@ -48,6 +46,8 @@ from gpuenergyd.daemon.registration import (
     checked_length,
     checked_order,
     checked_tags,
+    job_description,
+    job_record,
     joining_message,
     reorder_offer,
     require_agreement,

@@ -4,32 +4,41 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import (
+    AskPolicy,
     Command,
     ControlLost,
     EndJob,
     Event,
     GpuViewChanged,
     JobPhase,
+    LeaseGpus,
+    ObserveIteration,
     RankChangedMicrobatches,
+    RecordIteration,
+    RecordNotice,
+    RecordPhase,
+    RestoreGpus,
     SendPlan,
+    StoreCurves,
+    StoreOrderRefusal,
     StragglerChanged,
 )
 from gpuenergyd.core.job.outcome import Outcome, find_outcome, outcome_line
+from gpuenergyd.core.job.story import Story
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.daemon.gpus.inventory import Gpu, utc_at
 from gpuenergyd.daemon.jobs.audit_log import DAEMON, AuditLog
-from gpuenergyd.daemon.jobs.earlier_runs import JobRuns, MemberRuns
-from gpuenergyd.daemon.jobs.executor import CommandExecutor
-from gpuenergyd.daemon.jobs.iteration_observer import IterationObserver
-from gpuenergyd.daemon.jobs.iteration_recorder import IterationRecorder
+from gpuenergyd.daemon.jobs.iterations import IterationObserver, IterationRecorder
 from gpuenergyd.daemon.jobs.leases import JobLeases, LeasesSnapshot
+from gpuenergyd.daemon.jobs.past_jobs import JobRuns
 from gpuenergyd.daemon.jobs.plan_delivery import DeliverySnapshot, PlanDelivery
 from gpuenergyd.daemon.jobs.plan_settings import POWER_LIMITS, POWER_PROFILES, JobSettings, PlanSettingSnapshot
 from gpuenergyd.daemon.jobs.plan_source import JobPlans, PermittedPlans, PolicyHostPlans, PostedPlans, PredictionOnly
@@ -41,6 +50,16 @@ log = logging.getLogger(__name__)
 
 _STORY_LINES_LOGGED = 20
 _NOT_CONTROLLED = frozenset({GpuHealth.OBSERVE_ONLY, GpuHealth.RELEASED})
+
+Actions = Mapping[type[Command], Callable[[Any], Awaitable[None] | None]]
+"""What executes each command of a state machine: a function of a command of that type."""
+
+
+async def execute(actions: Actions, command: Command) -> None:
+    """Execute one command; the next one must wait until it is done."""
+    done = actions[type(command)](command)
+    if done is not None:
+        await done
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +99,9 @@ class JobRunner:
     observer: IterationObserver = field(init=False)
     recorder: IterationRecorder = field(init=False)
     plans: JobPlans = field(init=False)
-    _executor: CommandExecutor = field(init=False)
+    actions: Actions = field(init=False)
+    runs: JobRuns = field(init=False)
+    _story: Story = field(default_factory=Story)
     _commands: asyncio.Queue[Command] = field(default_factory=asyncio.Queue)
     _has_final_outcome: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None
@@ -105,18 +126,20 @@ class JobRunner:
             lambda: self.plans.ask_again(job.view()),
             None if self.is_member else services.watcher,
         )
-        runs = JobRuns(self, services, self.audit, self.owner.uid)
-        self._executor = CommandExecutor(
-            observations=self.observer,
-            plans=self.plans,
-            delivery=self.delivery,
-            leases=self.leases,
-            iterations=self.recorder,
-            audit=self.audit,
-            runs=MemberRuns(runs) if self.is_member else runs,
-            end=self,
-            settings=() if self.is_member else self.settings,
-        )
+        self.runs = JobRuns(self, services, self.audit, self.owner.uid, is_member=self.is_member)
+        self.actions = {
+            ObserveIteration: self.observer.observe,
+            AskPolicy: lambda command: self.plans.ask(command.view),
+            SendPlan: self._send,
+            LeaseGpus: self.leases.lease,
+            RestoreGpus: self.leases.restore,
+            RecordIteration: self.recorder.record,
+            RecordPhase: self._phase_entered,
+            RecordNotice: self.audit.record_notice,
+            StoreOrderRefusal: self.runs.store_refusal,
+            StoreCurves: self.runs.store_curves,
+            EndJob: self.end,
+        }
 
     @property
     def job_id(self) -> str:
@@ -187,7 +210,9 @@ class JobRunner:
         Raises:
             JobError: the event contradicts the job; its state is unchanged.
         """
-        for command in self.job.handle(event):
+        commands = self.job.handle(event)
+        self._story.add(event, commands)
+        for command in commands:
             self._commands.put_nowait(command)
             if isinstance(command, SendPlan) and command.num_iterations is not None:
                 self.replicas.block_begins(self, command.apply_at_iteration)
@@ -255,7 +280,7 @@ class JobRunner:
         """Release everything that the ended job holds; its last iterations are recorded first."""
         for event in self.observer.remaining():
             for last in self.job.handle(event):
-                await self._executor.execute(last)
+                await execute(self.actions, last)
         self._has_final_outcome.set()
         self.delivery.end()
         self.recorder.record_estimate()
@@ -320,6 +345,18 @@ class JobRunner:
 
     # --- inside ---
 
+    def _send(self, command: SendPlan) -> None:
+        self.delivery.send(command)
+        if not self.is_member:
+            for setting in self.settings:
+                setting.send(command)
+
+    async def _phase_entered(self, command: RecordPhase) -> None:
+        self.audit.record_phase(command)
+        if command.phase is JobPhase.WARMUP:
+            # The first iterations wait to be observed until past jobs are known.
+            await self.runs.recall()
+
     def _lease_changed(self) -> None:
         for setting in self.settings:
             if self.leases.are_held:
@@ -331,9 +368,9 @@ class JobRunner:
         while True:
             command = await self._commands.get()
             try:
-                await self._executor.execute(command)
+                await execute(self.actions, command)
             except Exception:
-                story = "\n".join(self.job.story()[-_STORY_LINES_LOGGED:])
+                story = "\n".join(self._story.lines()[-_STORY_LINES_LOGGED:])
                 log.exception("job %s: %s failed; last events:\n%s", self.job_id, type(command).__name__, story)
                 self.control_lost(f"{type(command).__name__} failed in the daemon")
             finally:

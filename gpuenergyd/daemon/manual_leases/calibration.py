@@ -28,7 +28,7 @@ from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.daemon.settings import REFUSED_IN_OBSERVE
 from gpuenergyd.errors import GpuEnergyError, GpuError, JobError, UsageError
 from gpuenergyd.gpu.link.messages import USABLE_HEALTH, ListProcesses
-from gpuenergyd.wire.calibration_messages import (
+from gpuenergyd.wire.operator_messages import (
     CalibratedGpu,
     CalibrationPhase,
     CalibrationProgress,

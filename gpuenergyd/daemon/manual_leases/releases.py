@@ -14,7 +14,7 @@ from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import GpuError, JobError, UsageError
 from gpuenergyd.gpu.link.messages import GpuHealth, ListProcesses, ReleaseGpus, ReopenGpus
 from gpuenergyd.store.records import ControlEventRecord
-from gpuenergyd.wire.maintenance_messages import ALL_GPUS, GpuRelease, GpuReopen, GpusReleased
+from gpuenergyd.wire.operator_messages import ALL_GPUS, GpuRelease, GpuReopen, GpusReleased
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from typing import Any
 from gpuenergyd.core.carbon.forecasting import Forecast, TimingValue, TimingValueEstimator
 from gpuenergyd.core.carbon.intensity import CarbonForecast, HourlySeries, intensity_now
 from gpuenergyd.core.job.measurements.measured_frontier import measured_frontier
-from gpuenergyd.core.policy_api.policy import ClockPolicy, FrontierPoint, JobView, TargetDecision, TargetView
+from gpuenergyd.core.policy_api.policy import ClockPolicy, FrontierPoint, JobView
+from gpuenergyd.core.policy_api.target_policy import TargetDecision, TargetView
 from gpuenergyd.daemon.processes.plugins import load_carbon_function
 
 FORECAST_HOURS = 72

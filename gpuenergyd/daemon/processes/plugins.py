@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from gpuenergyd.core.policy_api.policy import ClockPolicy, TargetPolicy
+from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd.core.policy_api.power import PowerTargetPolicy
+from gpuenergyd.core.policy_api.target_policy import TargetPolicy
 from gpuenergyd.errors import UnknownPolicyError
 
 POLICY_GROUP = "gpuenergyd.policies"

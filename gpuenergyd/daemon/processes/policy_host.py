@@ -19,8 +19,9 @@ from typing import BinaryIO
 import gpuenergyd
 from gpuenergyd.core.pipeline.fitted import FittedPipeline
 from gpuenergyd.core.pipeline.plan import ClockPlan
-from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView, TargetPolicy
+from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
 from gpuenergyd.core.policy_api.power import PowerTargetPolicy
+from gpuenergyd.core.policy_api.target_policy import TargetPolicy
 from gpuenergyd.daemon.processes.carbon_queries import (
     ForecastQuery,
     ForecastReply,

@@ -17,17 +17,14 @@ journal keeps its entry, and the restore is tried again. An idle GPU shows no ef
 as unconfirmed until the GPU has been seen above the lock.
 """
 
-import contextlib
-import fcntl
 import os
-import pwd
 import shutil
 import stat
 import subprocess
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -43,6 +40,7 @@ from gpuenergyd.gpu.device import (
     HasErrorEvents,
     missing_capabilities,
 )
+from gpuenergyd.gpu.drivers.command_locks import held_lock
 from gpuenergyd.gpu.drivers.opening import DRIVERS, installed_drivers, open_driver
 
 _OWN_NAME = "command"
@@ -54,8 +52,6 @@ _RETURN_LIMIT_S = 2.0
 _VERIFY_LIMIT_S = 2.0
 """Clocks take up to about a second to settle."""
 _VERIFY_PAUSE_S = 0.005
-_LOCK_PAUSE_S = 0.002
-_RUN = Path("/run")
 _TIMED_OUT = frozenset({124, 137, -9})
 _SAME_LIMIT_W = 1.0
 _MAX_ERROR_CHARS = 300
@@ -170,7 +166,6 @@ class CommandHost:
     # Reading
 
     def identities(self) -> tuple[GpuIdentity, ...]:
-        """Return the GPUs of this host, in order of their index."""
         return self._reader.identities()
 
     def observe_only_reasons(self) -> Mapping[str, str]:
@@ -185,11 +180,9 @@ class CommandHost:
         return self._reader.read(gpu_uuid)
 
     def read_energy(self, gpu_uuid: str) -> EnergyReading:
-        """Return the energy counter alone."""
         return self._reader.read_energy(gpu_uuid)
 
     def details(self, gpu_uuid: str) -> GpuDetails:
-        """Return power limits, modes and the PCI address."""
         return self._reader.details(gpu_uuid)
 
     def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
@@ -207,15 +200,12 @@ class CommandHost:
         return self._reader.power_limit_w(gpu_uuid)
 
     def requested_power_profiles(self, gpu_uuid: str) -> frozenset[int]:
-        """Return the workload power profiles that programs have requested."""
         return self._reader.requested_power_profiles(gpu_uuid)
 
     def release(self, gpu_uuids: Collection[str]) -> None:
-        """Let go of all driver handles of GPUs."""
         self._reader.release(gpu_uuids)
 
     def reopen(self, gpu_uuids: Collection[str]) -> tuple[GpuIdentity, ...]:
-        """Open released GPUs again."""
         return self._reader.reopen(gpu_uuids)
 
     def close(self) -> None:
@@ -319,7 +309,6 @@ class CommandHost:
         self._reader.request_power_profile(gpu_uuid, power_profile)
 
     def clear_power_profile(self, gpu_uuid: str, power_profile: int) -> None:
-        """Remove one workload power profile by the reader."""
         self._reader.clear_power_profile(gpu_uuid, power_profile)
 
     def _require_limit(self, gpu_uuid: str, power_limit_w: float) -> None:
@@ -376,7 +365,8 @@ class CommandHost:
         texts |= {key: f"{value:.10g}" for key, value in values.items()}
         arguments = [_replaced(part, texts) for part in template]
         timeout_s = self._commands.timeout_s
-        with self._held(gpu_uuid) as lock_fd, tempfile.TemporaryFile() as errors:
+        limit_s = timeout_s + _KILL_AFTER_S + _RETURN_LIMIT_S
+        with held_lock(gpu_uuid, limit_s) as lock_fd, tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
                 [self._timeout, f"--kill-after={_KILL_AFTER_S:g}", f"{timeout_s:g}", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -388,7 +378,7 @@ class CommandHost:
                 cwd="/",
             )
             try:
-                code = process.wait(timeout_s + _KILL_AFTER_S + _RETURN_LIMIT_S)
+                code = process.wait(limit_s)
             except subprocess.TimeoutExpired:
                 process.kill()
                 code = -9
@@ -405,74 +395,6 @@ class CommandHost:
         if not template:
             raise GpuPermissionError(f"{gpu_uuid} cannot be changed: the commands file has no command {name}")
         return template
-
-    @contextlib.contextmanager
-    def _held(self, gpu_uuid: str) -> Iterator[int]:
-        """Hold the lock of a GPU's commands, which a command inherits; wait for one of a process that was killed.
-
-        Raises:
-            DriverError: a command is still running after its time limit.
-        """
-        folder = lock_folder()
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _require_own_folder(folder)
-            fd = os.open(folder / f"{gpu_uuid}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise DriverError(f"{folder}: {error.strerror}") from None
-        try:
-            until_mono_s = time.monotonic() + self._commands.timeout_s + _KILL_AFTER_S + _RETURN_LIMIT_S
-            while True:
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > until_mono_s:
-                        raise DriverError(f"an earlier command of {gpu_uuid} is still running") from None
-                    time.sleep(_LOCK_PAUSE_S)
-            yield fd
-        finally:
-            os.close(fd)
-
-
-def lock_folder() -> Path:
-    """Return the folder of the locks, in one that other users cannot write to.
-
-    It is the runtime directory of a systemd unit, which the unit that restores shares, else that of the user, the same
-    in every environment.
-
-    Raises:
-        DriverError: this user has none.
-    """
-    uid = os.geteuid()
-    user_folder = _RUN / "user" / str(uid)
-    if runtime_folder := os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]:
-        place = Path(runtime_folder)
-    elif uid == 0:
-        place = _RUN
-    elif user_folder.is_dir():
-        place = user_folder
-    else:
-        try:
-            place = Path(pwd.getpwuid(uid).pw_dir) / ".cache"
-        except KeyError:  # as in a container that is given a uid without a name
-            raise DriverError(
-                f"uid {uid} has no home folder for the locks of commands; set RUNTIME_DIRECTORY"
-            ) from None
-    return place / f"gpuenergyd-commands-{uid}"
-
-
-def _require_own_folder(folder: Path) -> None:
-    """Check that no other user can use a folder, or raise DriverError."""
-    status = folder.lstat()
-    uid, mode = os.geteuid(), stat.S_IMODE(status.st_mode)
-    if not stat.S_ISDIR(status.st_mode):
-        raise DriverError(f"{folder}: not a folder; remove it")
-    if status.st_uid != uid or mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise DriverError(
-            f"{folder}: belongs to uid {status.st_uid} and has mode {mode:04o}; it must belong to uid {uid} and have"
-            " mode 0700"
-        )
 
 
 def _replaced(part: str, texts: Mapping[str, str]) -> str:

@@ -3,6 +3,8 @@
 SUCCESS of a clock lock only means that the request was installed. NVML cannot read a lock back, so the worker reads the
 clock instead. A lock is set as (lowest supported, requested): it is a cap, and an idle GPU may still drop below it.
 GPUs are identified by UUID, since handles and indices change when the driver is reloaded; then all are mapped again.
+
+Longer than 400 lines, since only this file calls the library, whose units, errors and lost devices end here.
 """
 # The binding creates its error classes and their `value` at run time:
 # pyright: reportAttributeAccessIssue=false

@@ -1,8 +1,9 @@
 """Main thread of the GPU worker: serves the daemon, grants leases and supervises the threads that call the driver.
 
 It never calls the driver itself. Each GPU has a thread, its actuator, that makes all changes and writes the journal;
-samplers read. A call that does not return makes its GPU wedged, and the threads of the other GPUs go on. All of this
-is one file because all of it is the state of one thread.
+samplers read. A call that does not return makes its GPU wedged, and the threads of the other GPUs go on.
+
+Longer than 400 lines, since each command needs the same leases, journal and threads, which the supervisor owns.
 """
 
 import os
@@ -59,8 +60,7 @@ from gpuenergyd.gpu.worker.driver_requests import DriverRequests
 from gpuenergyd.gpu.worker.foreign_changes import FOREIGN_CHANGE, ForeignChanges
 from gpuenergyd.gpu.worker.health import HealthTable
 from gpuenergyd.gpu.worker.joint_request import submit_jointly
-from gpuenergyd.gpu.worker.lease_handover import HandoverResult, LeaseHandover
-from gpuenergyd.gpu.worker.leases import Leases
+from gpuenergyd.gpu.worker.leases import HandoverResult, LeaseHandover, Leases
 from gpuenergyd.gpu.worker.maintenance import OBSERVES_ONLY, Maintenance
 from gpuenergyd.gpu.worker.reading_gate import ReadingGate
 from gpuenergyd.gpu.worker.restore_service import RestoreRequest, RestoreService

@@ -5,9 +5,10 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 
+from gpuenergyd.core.measurement.switch_calibration import SwitchCalibration
 from gpuenergyd.core.measurement.telemetry import ClockHistory, EnergyCounter
 from gpuenergyd.core.pipeline.graph import InstructionKind, Schedule
-from gpuenergyd.core.pipeline.switching import ObservedSwitch, SwitchCalibration, constant_latency
+from gpuenergyd.core.pipeline.switching import ObservedSwitch, constant_latency
 from gpuenergyd_sim.virtual_training.work import CLOCKS_MHZ, Work, a100_waiting_power_w
 
 _LOOK_EVERY_S = 0.001

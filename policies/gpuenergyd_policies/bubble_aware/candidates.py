@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.plan import ClockChange
-from gpuenergyd.core.pipeline.power_swing import band_energy_w2
-from gpuenergyd.core.pipeline.power_wave import PowerWave
+from gpuenergyd.core.pipeline.power_swing import PowerWave, band_energy_w2
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.timeline import Timeline, timeline
 from gpuenergyd_policies.bubble_aware.model import PipelineModel

@@ -14,7 +14,8 @@ from dataclasses import replace
 from gpuenergyd.core.pipeline.fitted import FittedPipeline, fitted_rows
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.past_jobs import PastJob
-from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView, PriorView
+from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
+from gpuenergyd.core.policy_api.prior_policy import PriorView
 from gpuenergyd_policies.bubble_aware.decisions import decide
 from gpuenergyd_policies.bubble_aware.figures import Figure
 from gpuenergyd_policies.bubble_aware.model import FittedJob

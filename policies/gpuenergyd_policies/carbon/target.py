@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 import numpy as np
 
 from gpuenergyd.core.carbon.intensity import HOUR, IntensityNow, intensity_now, same_hour_mean
-from gpuenergyd.core.policy_api.policy import TargetDecision, TargetView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.core.policy_api.target_policy import TargetDecision, TargetView
 from gpuenergyd_policies.carbon.budget import SLOT_S, Array, SpeedHull, clamped_speed, next_speed, repaired, speed_hull
 from gpuenergyd_policies.carbon.history import DAY_HOURS, WEEK_HOURS
 

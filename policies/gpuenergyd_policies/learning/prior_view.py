@@ -7,7 +7,7 @@ import numpy as np
 
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.policy_api.past_jobs import PastJob
-from gpuenergyd.core.policy_api.policy import PriorCurve, PriorPoint, PriorView
+from gpuenergyd.core.policy_api.prior_policy import PriorCurve, PriorPoint, PriorView
 from gpuenergyd_policies.learning.curves import CurveModel, Evidence, Posterior
 from gpuenergyd_policies.learning.deviations import POWER, TIME
 from gpuenergyd_policies.learning.past_jobs import OwnEvidence, posteriors, same_work

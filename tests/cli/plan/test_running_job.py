@@ -18,7 +18,7 @@ from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.pipeline.fitted import FittedPipeline
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd.daemon.jobs.fits import JobFits
+from gpuenergyd.daemon.jobs.operators import JobFits
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.errors import DaemonNotRunningError
 from gpuenergyd.wire.daemon_codec import encode

@@ -6,7 +6,7 @@ from dataclasses import replace
 from gpuenergyd.core.job.issued_plans import MAX_PLANS_KEPT, PROOF_PLAN_ID, IssuedPlans
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.rules import JobRules
-from gpuenergyd.core.job.snapshot import JobSnapshot
+from gpuenergyd.core.job.state import JobSnapshot
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.wire.daemon_codec import decode, encode

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuenergyd.core.job.stage_gpu import stage_gpu
+from gpuenergyd.core.job.description import stage_gpu
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.errors import JobError
 

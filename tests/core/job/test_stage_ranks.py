@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from gpuenergyd.core.job.description import stage_gpu
 from gpuenergyd.core.job.messages import GpuViewChanged, JobPhase
-from gpuenergyd.core.job.stage_gpu import stage_gpu
 from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.errors import JobError

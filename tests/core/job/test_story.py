@@ -9,7 +9,7 @@ def test_a_story_lists_each_event_with_its_commands() -> None:
     run = JobRun().asked()
     run.decide(plan())
 
-    assert run.job.story()[-4:] == (
+    assert run.story.lines()[-4:] == (
         "PlanDecided plan_id=tuned reason=why tuned",
         "  -> LeaseGpus",
         "  -> SendPlan plan_epoch=1 apply_at_iteration=14 plan_id=tuned reason=why tuned",
@@ -22,7 +22,7 @@ def test_a_story_is_bounded_and_keeps_the_newest() -> None:
     for _ in range(MAX_STORY_LINES):
         run.pass_one()
 
-    story = run.job.story()
+    story = run.story.lines()
     assert len(story) == MAX_STORY_LINES
     assert any(f"iteration_index={run.index - 1}" in line for line in story[-3:])
 

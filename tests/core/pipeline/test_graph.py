@@ -148,7 +148,7 @@ def test_parallel_edges_keep_the_longer_latency() -> None:
     graph = graph_from_edges(instructions, [(0, 1, 0.1), (0, 1, 0.4), (0, 1, 0.2)], num_ranks=1)
 
     assert graph.predecessors[1] == ((0, 0.4),)
-    assert graph.num_edges == 1
+    assert sum(map(len, graph.predecessors)) == 1
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from gpuenergyd.core.job.description import stage_gpu
 from gpuenergyd.core.job.issued_plans import SETTLING_ITERATIONS, IssuedPlans
-from gpuenergyd.core.job.stage_gpu import stage_gpu
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, check_plan, full_speed_plan
 from gpuenergyd.core.policy_api.policy import GpuView

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuenergyd.core.pipeline.power_swing import (
+    PowerWave,
     band_energy_w2,
     harmonics_in_band,
     steepest_ramp_w_per_s,
     swing_of,
     swing_of_samples,
 )
-from gpuenergyd.core.pipeline.power_wave import PowerWave
 
 
 @st.composite

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuenergyd.core.measurement.switch_calibration import SwitchCalibration
 from gpuenergyd.core.pipeline.switching import (
     ENOUGH,
     ClockRegion,
@@ -14,7 +15,6 @@ from gpuenergyd.core.pipeline.switching import (
     LatencyBasis,
     ObservedSwitch,
     RegionLatency,
-    SwitchCalibration,
     SwitchLatency,
     constant_latency,
     latency_quantile_s,

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gpuenergyd.core.measurement.switch_calibration import SwitchCalibration
 from gpuenergyd.core.pipeline.switching import (
     ENOUGH,
     ClockRegion,
@@ -9,7 +10,6 @@ from gpuenergyd.core.pipeline.switching import (
     LatencyBasis,
     ObservedSwitch,
     RegionLatency,
-    SwitchCalibration,
     SwitchLatency,
     constant_latency,
     direction_of,

@@ -16,7 +16,7 @@ from gpuenergyd.daemon.jobs.past_jobs import past_job_record
 from gpuenergyd.store.reader import epoch_us
 from gpuenergyd.store.records import PastJobRecord
 from gpuenergyd.wire import MAX_ITERATION_REPORT_BYTES
-from gpuenergyd.wire.past_job_messages import FILE_FORMAT, PastJobFile
+from gpuenergyd.wire.operator_messages import FILE_FORMAT, PastJobFile
 from tests.support.client_process import client_process, daemon_for_everybody, needs_root
 from tests.support.daemon_process import DaemonProcess
 from tests.support.past_jobs import changed, past_job

@@ -8,7 +8,7 @@ import pytest
 
 from gpuenergyd.daemon.carbon import fetcher_process
 from gpuenergyd.daemon.carbon.fetcher_process import CarbonFetcher
-from gpuenergyd.daemon.settings import Driver, Settings
+from gpuenergyd.daemon.settings import SIMULATED, Settings
 
 
 class ScriptedFetcher(CarbonFetcher):
@@ -34,7 +34,7 @@ def test_a_refusal_is_logged_once_and_forgotten_when_the_fetcher_runs_again(
     monkeypatch.setattr(fetcher_process, "_FIRST_DELAY_S", 0.001)
     caplog.set_level(logging.INFO)
     settings = Settings(
-        driver=Driver.SIMULATED,
+        driver=SIMULATED,
         world_path=tmp_path / "world",
         runtime_dir=tmp_path,
         state_dir=tmp_path,

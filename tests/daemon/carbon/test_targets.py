@@ -22,8 +22,9 @@ from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.job.time_account import AccountRules
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.core.policy_api.policy import ClockPolicy, TargetDecision
+from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.core.policy_api.target_policy import TargetDecision
 from gpuenergyd.daemon.carbon.feed import CarbonFeed
 from gpuenergyd.daemon.carbon.targets import CarbonTargets
 from gpuenergyd.daemon.ports import RunningJob

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.daemon.api.limits import ConnectionCounts
+from gpuenergyd.daemon.api.connection_guard import ConnectionCounts
 from gpuenergyd.daemon.gpus.access import AccessRules
 from gpuenergyd.daemon.runtime import peer_credentials as peers
 from gpuenergyd.daemon.runtime.peer_credentials import (

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gpuenergyd.daemon.gpus.other_tools import suspects_text
+from gpuenergyd.daemon.jobs.audit_log import suspects_text
 
 
 def proc_with(folder: Path, *names: str) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuenergyd.core.job.messages import AskPolicy
-from gpuenergyd.daemon.jobs.iteration_recorder import IterationRecorder
+from gpuenergyd.daemon.jobs.iterations import IterationRecorder
 from gpuenergyd.report.job import job_reports
 from gpuenergyd.store import HistoryWriter, JobSummary, open_history
 from gpuenergyd.store.records import JobEndRecord, JobRecord

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from gpuenergyd.daemon.jobs.clock_requests import Admission
-from gpuenergyd.daemon.jobs.gaps import GapWatch
+from gpuenergyd.daemon.jobs.sessions import GapWatch
 from tests.support.job_stage import CLOCKS_MHZ, Stage, plan
 
 NS_PER_S = 1_000_000_000

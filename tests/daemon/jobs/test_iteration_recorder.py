@@ -3,7 +3,7 @@
 from gpuenergyd.client.timing.thinning import STRIDES
 from gpuenergyd.core.job.issued_plans import MAX_PLANS_KEPT
 from gpuenergyd.core.measurement.observation import IterationObservation
-from gpuenergyd.daemon.jobs.iteration_recorder import TimelineSelection
+from gpuenergyd.daemon.jobs.iterations import TimelineSelection
 
 
 def iteration(index: int, plan_id: str, *, is_regular: bool = True) -> IterationObservation:

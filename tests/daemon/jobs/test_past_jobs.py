@@ -12,7 +12,7 @@ from gpuenergyd.daemon.jobs.past_jobs import NUM_SLOTS, PastJobStore, past_job_r
 from gpuenergyd.errors import UsageError
 from gpuenergyd.store import open_history
 from gpuenergyd.store.records import PastJobRecord, Record
-from gpuenergyd.wire.past_job_messages import MAX_IMPORTED
+from gpuenergyd.wire.operator_messages import MAX_IMPORTED
 from tests.support.past_jobs import changed, past_job, sure
 from tests.support.stored_history import write_records
 

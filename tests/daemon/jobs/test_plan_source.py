@@ -14,8 +14,13 @@ from gpuenergyd.core.job.messages import Event, PlanDecided, PolicyFailed
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView, Lever
 from gpuenergyd.daemon.jobs import plan_source
-from gpuenergyd.daemon.jobs.plan_source import PermittedPlans, PolicyHostPlans, PostedPlans, PredictionOnly
-from gpuenergyd.daemon.jobs.suspected_pace import HELD_ITERATIONS
+from gpuenergyd.daemon.jobs.plan_source import (
+    HELD_ITERATIONS,
+    PermittedPlans,
+    PolicyHostPlans,
+    PostedPlans,
+    PredictionOnly,
+)
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from tests.support.job_run import JobRun
 from tests.support.job_stage import ME, FakeHistory, FakePolicy, Stage, plan, play, registration, settle

@@ -14,8 +14,7 @@ from gpuenergyd.core.job.description import JobDescription
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from gpuenergyd.daemon.jobs.earlier_runs import signature_of
-from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
+from gpuenergyd.daemon.jobs.past_jobs import PastJobStore, signature_of
 from gpuenergyd.store.records import PastJobRecord
 from gpuenergyd.wire.messages import RankRelease
 from tests.support.job_stage import ME, FakeHistory, Stage, play, registration, settle

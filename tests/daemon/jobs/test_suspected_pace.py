@@ -9,7 +9,7 @@ import pytest
 
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd.daemon.jobs.suspected_pace import SuspectedPacePlan
+from gpuenergyd.daemon.jobs.plan_source import SuspectedPacePlan
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from tests.support.job_run import JobRun
 from tests.support.job_stage import FakePolicy, plan, settle

@@ -8,8 +8,9 @@ import pytest
 
 from gpuenergyd.core.carbon.intensity import HOUR
 from gpuenergyd.core.pipeline.plan import ClockPlan
-from gpuenergyd.core.policy_api.policy import BaselineView, TargetView
+from gpuenergyd.core.policy_api.policy import BaselineView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.core.policy_api.target_policy import TargetView
 from gpuenergyd.daemon.processes.carbon_queries import EncodedSeries, ForecastQuery, TargetQuery, TimingValueQuery
 from gpuenergyd.daemon.processes.policy_host import MAX_LINE_BYTES, PlanAnswer, PlanRequest, PolicyHost, run
 from gpuenergyd.daemon.processes.view_delta import ViewSender

@@ -1,6 +1,6 @@
 """Restart backoff: no delay while GPUs wait to be restored, otherwise a growing one."""
 
-from gpuenergyd.daemon.processes.restart_backoff import RestartBackoff
+from gpuenergyd.daemon.processes.gpu_worker import RestartBackoff
 
 
 def lost_early(backoff: RestartBackoff, *, was_ready: bool = True, is_urgent: bool = False) -> float:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpuenergyd.errors import DriverError, GpuError, GpuPermissionError, GpuUnsupportedError
-from gpuenergyd.gpu.drivers import command
+from gpuenergyd.gpu.drivers import command_locks
 from gpuenergyd.gpu.drivers.command import CommandHost, read_commands
 from gpuenergyd.gpu.drivers.opening import open_driver
 from gpuenergyd_sim.driver.host import SimulatedHost
@@ -199,22 +199,22 @@ def test_locks_are_in_no_folder_that_users_share(monkeypatch: pytest.MonkeyPatch
     home = Path(pwd.getpwuid(os.getuid()).pw_dir)
     monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(command, "_RUN", tmp_path / "run")
+    monkeypatch.setattr(command_locks, "_RUN", tmp_path / "run")
     uid = os.getuid()
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    of_root = command.lock_folder()
+    of_root = command_locks.lock_folder()
     monkeypatch.setattr(os, "geteuid", lambda: uid or 4242)
     monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_dir=str(home)))
-    without_session = command.lock_folder()
+    without_session = command_locks.lock_folder()
     (tmp_path / "run" / "user" / str(uid or 4242)).mkdir(parents=True)
-    with_session = command.lock_folder()
+    with_session = command_locks.lock_folder()
     monkeypatch.setenv("RUNTIME_DIRECTORY", "/run/gpuenergyd-gpu:/run/other")
 
     name = f"gpuenergyd-commands-{uid or 4242}"
     assert of_root == tmp_path / "run" / "gpuenergyd-commands-0"
     assert without_session == home / ".cache" / name
     assert with_session == tmp_path / "run" / "user" / str(uid or 4242) / name
-    assert command.lock_folder() == Path("/run/gpuenergyd-gpu") / name
+    assert command_locks.lock_folder() == Path("/run/gpuenergyd-gpu") / name
 
 
 def test_a_user_without_a_home_folder_gets_a_line_with_what_to_set(
@@ -224,14 +224,14 @@ def test_a_user_without_a_home_folder_gets_a_line_with_what_to_set(
         raise KeyError(uid)
 
     monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
-    monkeypatch.setattr(command, "_RUN", tmp_path)
+    monkeypatch.setattr(command_locks, "_RUN", tmp_path)
     monkeypatch.setattr(os, "geteuid", lambda: 4242)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
 
     with pytest.raises(
         DriverError, match="uid 4242 has no home folder for the locks of commands; set RUNTIME_DIRECTORY"
     ):
-        command.lock_folder()
+        command_locks.lock_folder()
 
 
 @pytest.mark.fault(62)

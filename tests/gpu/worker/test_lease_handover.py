@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.errors import GpuError
-from gpuenergyd.gpu.worker.lease_handover import HandoverResult, LeaseHandover
+from gpuenergyd.gpu.worker.leases import HandoverResult, LeaseHandover
 from tests.support.worker_link import WorkerLink
 from tests.support.worker_site import OWNER, Site, request_clock, run, simulated_site, until, with_worker
 

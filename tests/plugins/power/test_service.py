@@ -88,7 +88,7 @@ class Host:
     def is_cut(self) -> bool:
         """Return whether the only job knows of a cut."""
         (runner,) = self.stage.jobs
-        return runner.job.control.cut.is_cut
+        return runner.job.reports.cut.is_cut
 
     @property
     def power_time_s(self) -> float | None:

@@ -19,8 +19,9 @@ from gpuenergyd.core.carbon.intensity import (
     IntensityBasis,
     grams,
 )
-from gpuenergyd.core.policy_api.policy import BaselineView, FrontierPoint, TargetView
+from gpuenergyd.core.policy_api.policy import BaselineView, FrontierPoint
 from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.core.policy_api.target_policy import TargetView
 from gpuenergyd_policies.carbon.budget import speed_hull
 from gpuenergyd_policies.carbon.forecast import Forecasts
 from gpuenergyd_policies.targets import CarbonTarget, ConstantSlowdown

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuenergyd.core.pipeline.power_swing import band_energy_w2, harmonics_in_band
-from gpuenergyd.core.pipeline.power_wave import PowerWave
+from gpuenergyd.core.pipeline.power_swing import PowerWave, band_energy_w2, harmonics_in_band
 from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import TargetError, UsageError

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuenergyd.core.pipeline.graph import dependency_graph, one_forward_one_backward
-from gpuenergyd.core.pipeline.power_wave import PowerWave, power_wave
+from gpuenergyd.core.pipeline.power_swing import PowerWave, power_wave
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.core.policy_api.policy import OfflineRequest, PowerCap
 from gpuenergyd.core.policy_api.target import PerformanceTarget

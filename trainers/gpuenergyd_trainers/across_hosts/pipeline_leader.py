@@ -16,7 +16,6 @@ from gpuenergyd.core.distributed.plan_windows import MemberState, PlanWindow, Pl
 from gpuenergyd.core.distributed.stragglers import StragglerRules
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.wire.pipeline_messages import StageReport
-from gpuenergyd_trainers.across_hosts.iteration_pace import IterationPace
 from gpuenergyd_trainers.across_hosts.job_store import Store
 from gpuenergyd_trainers.across_hosts.local_daemon import LocalDaemon
 from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace, member_name
@@ -34,6 +33,27 @@ _SUSPECT_RATIO = 1 + StragglerRules().enter_ratio
 
 _Part = tuple[int, int]
 """Pipeline rank and carrying tensor-parallel rank."""
+
+
+_PACE_ITERATIONS = 8
+"""Iterations over which the iteration time is measured."""
+
+
+@dataclass(slots=True)
+class IterationPace:
+    """Measures the iteration time from instants and iteration numbers."""
+
+    iteration_s: float = 0.0
+    """0 while unknown."""
+    _since: tuple[float, int] | None = None
+
+    def update(self, now_s: float, iteration_index: int) -> None:
+        """Record the newest iteration at an instant."""
+        if self._since is None or iteration_index < self._since[1]:
+            self._since = now_s, iteration_index
+        elif iteration_index >= self._since[1] + _PACE_ITERATIONS:
+            self.iteration_s = (now_s - self._since[0]) / (iteration_index - self._since[1])
+            self._since = now_s, iteration_index
 
 
 @dataclass(slots=True)

@@ -24,10 +24,9 @@ from gpuenergyd.client.rank import RankClient
 from gpuenergyd.core.distributed.plan_windows import PlanWindow
 from gpuenergyd.wire.client_codec import decode_iteration_reply
 from gpuenergyd.wire.pipeline_messages import StageReport
-from gpuenergyd_trainers.across_hosts.iteration_pace import IterationPace
 from gpuenergyd_trainers.across_hosts.job_store import Store
 from gpuenergyd_trainers.across_hosts.local_daemon import LocalDaemon
-from gpuenergyd_trainers.across_hosts.pipeline_leader import LeaderRank
+from gpuenergyd_trainers.across_hosts.pipeline_leader import IterationPace, LeaderRank
 from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
 from gpuenergyd_trainers.across_hosts.replica_paces import FIRST_REPLICA
 from gpuenergyd_trainers.across_hosts.run_agreement import RunAgreement

@@ -7,7 +7,7 @@ says where a rank is, so that the adapters of the frameworks need to know neithe
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypedDict
 
@@ -32,7 +32,7 @@ from gpuenergyd_trainers.joining.attached import AttachedObjects
 from gpuenergyd_trainers.joining.handle import Handle
 from gpuenergyd_trainers.joining.memory import MemoryMeter
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, timer_for
-from gpuenergyd_trainers.joining.place import Coordinate, Place
+from gpuenergyd_trainers.joining.place import Place
 
 logger = logging.getLogger("gpuenergyd.trainers")
 _attached: AttachedObjects[Handle] = AttachedObjects()
@@ -100,19 +100,15 @@ class PipelineRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """The position of a rank in its job, as registered with the daemon of its host."""
+    """The position of a rank in its job, and what it exchanges with other hosts."""
 
-    run_key: str
-    pp_rank: int
-    num_pp_ranks: int
-    dp_rank: int
-    stage: Coordinate
+    rank: RankDescription
+    """The position, as registered with the daemon of the rank's host."""
     start_exchange: Callable[[RankClient, str | None], Callable[[], None] | None]
     """Starts the exchange with other hosts, given the client and the socket path; returns a function that ends it, or
     None where there is nothing to exchange."""
     is_windowed: bool = False
     """Whether plans are agreed on with members on other hosts, and followed in windows of iterations."""
-    tags: tuple[tuple[str, str], ...] = ()
 
 
 def find_membership(place: Place, run_key: str) -> Membership:
@@ -144,14 +140,16 @@ def _pipeline_on_one_host(place: Place, run_key: str, address: tuple[str, int] |
         connect = connection_to(address, run_key)
         return ReplicaOnOneHost(client, connect, dp_rank=place.replica, socket_path=socket_path).stop
 
-    return Membership(
+    rank = RankDescription(
         run_key=run_key,
         pp_rank=place.pipeline.rank,
         num_pp_ranks=place.pipeline.size,
         dp_rank=place.replica,
-        stage=place.stage,
-        start_exchange=start_exchange,
+        stage_rank=place.stage.rank,
+        num_stage_ranks=place.stage.size,
+        is_first=place.is_first,
     )
+    return Membership(rank=rank, start_exchange=start_exchange)
 
 
 def _member_across_hosts(place: Place, run_key: str, address: tuple[str, int]) -> Membership:
@@ -164,16 +162,13 @@ def _member_across_hosts(place: Place, run_key: str, address: tuple[str, int]) -
         assert plans is not None
         return PipelineMember(client, plans, member, connect, socket_path=socket_path).stop
 
-    return Membership(
+    rank = RankDescription(
         run_key=member_run_key(member.name, run_key),
-        pp_rank=0,
-        num_pp_ranks=1,
         dp_rank=place.replica,
-        stage=Coordinate(),
-        start_exchange=start_exchange,
-        is_windowed=True,
+        is_first=place.is_first,
         tags=(("pp_rank", str(pipeline.rank)), ("tp_rank", str(stage.rank))),
     )
+    return Membership(rank=rank, start_exchange=start_exchange, is_windowed=True)
 
 
 def join(
@@ -230,25 +225,18 @@ def _open_client(options: JoinOptions, rank: PipelineRank, membership: Membershi
     if rank.reorder_refusal and find_allow_reorder(options.allow_reorder):
         logger.warning("gpuenergyd: the order of instructions stays as it is: %s", rank.reorder_refusal)
     is_cuda = getattr(rank.device, "type", None) == "cuda"
-    description = RankDescription(
+    description = replace(
+        membership.rank,
         job_name=options.job,
-        run_key=membership.run_key,
         gpu_uuid=find_gpu_uuid(options.gpu_uuid, device=rank.device if is_cuda else None),
         schedule_name=rank.schedule_name,
         num_microbatches=rank.num_microbatches,
         num_chunks=rank.num_chunks,
-        pp_rank=membership.pp_rank,
-        num_pp_ranks=membership.num_pp_ranks,
-        dp_rank=membership.dp_rank,
-        stage_rank=membership.stage.rank,
-        num_stage_ranks=membership.stage.size,
         framework=rank.framework,
         policy=options.policy,
         max_slowdown_ratio=options.max_slowdown_ratio,
         allow_reorder=options.allow_reorder,
         reorder_refusal=rank.reorder_refusal,
-        tags=membership.tags,
-        is_first=rank.place.is_first,
     )
     return RankClient(
         description,

@@ -4,34 +4,74 @@ A lease precedes the first plan that changes clocks, and a restore follows a pla
 some iterations after it is sent; the guard and the proof blocks wait until then.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import assert_never
+from enum import StrEnum
 
 from gpuenergyd.core.job.control.experiments import Experiments, Terms
 from gpuenergyd.core.job.control.faults import Faults
-from gpuenergyd.core.job.control.full_speed_blocks import FullSpeedBlocks
-from gpuenergyd.core.job.control.policy_question import PolicyQuestion
-from gpuenergyd.core.job.control.power_cut import PowerCut
 from gpuenergyd.core.job.description import JobRanks
-from gpuenergyd.core.job.guard import Finding, GuardWindow, evaluate, what_changed
+from gpuenergyd.core.job.guard import GuardWindow
 from gpuenergyd.core.job.issued_plans import ITERATIONS_AHEAD, PROOF_PLAN_ID
 from gpuenergyd.core.job.measurements.knowledge import JobKnowledge
 from gpuenergyd.core.job.measurements.rank_reports import RankReports
-from gpuenergyd.core.job.messages import Command, JobPhase, LeaseGpus, RestoreGpus, SendPlan
+from gpuenergyd.core.job.messages import AskPolicy, Command, LeaseGpus, RecordIteration, RestoreGpus, SendPlan
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.job.time_account import TimeAccount
-from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan, full_speed_plan
-from gpuenergyd.core.policy_api.policy import BaselineView
+from gpuenergyd.core.policy_api.policy import BaselineView, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
-_FASTER_CHECK_DISTANCE = 16
-"""Iterations after a full-speed block, or a return to full speed, of a job that is faster than expected before there
-may be a second one; each further one waits twice as long."""
-_MAX_DOUBLINGS = 6
 _SEEN_ITERATIONS = 3
 """Iterations of an experiment after which full speed follows unless the policy has answered."""
+
+
+@dataclass(slots=True)
+class FullSpeedBlocks:
+    """Blocks of full-speed iterations: which ones a job has run, and whether it is in a relief block.
+
+    A proof block of a few iterations between tuned ones keeps the baseline current, and is the middle of a bracket that
+    measures the saving (`measurements.brackets`). The first ones follow soon, since nothing is claimed without several;
+    then each distance is longer than the one before, until they are a small share of all iterations. A relief block
+    replaces a plan that is slower than a new target, until the policy has answered.
+    """
+
+    rules: JobRules
+    num_tuned_iterations: int = 0
+    """Since the last proof block was sent, or since the job was last profiled from the beginning."""
+    num_proof_iterations: int = 0
+    is_relieved: bool = False
+    _distance: float = field(init=False)
+    """Tuned iterations before the next proof block."""
+
+    def __post_init__(self) -> None:
+        self._distance = self.rules.first_proof_after
+
+    @property
+    def is_proof_due(self) -> bool:
+        """Whether the next proof block may begin."""
+        return self.rules.proof_iterations > 0 and self.num_tuned_iterations >= self._distance
+
+    def begin_proof(self) -> None:
+        """Count a proof block; the next one is farther away."""
+        rules = self.rules
+        self.num_proof_iterations += rules.proof_iterations
+        self.num_tuned_iterations = 0
+        longest = max(rules.first_proof_after, rules.proof_iterations / rules.proof_budget_ratio)
+        self._distance = min(longest, rules.proof_distance_growth * self._distance)
+
+    def begin_relief(self) -> None:
+        """Enter a relief block; it lasts until the policy answers or the job falls back."""
+        self.is_relieved = True
+
+    def end_relief(self) -> bool:
+        """Leave a relief block; return whether there was one."""
+        was_relieved, self.is_relieved = self.is_relieved, False
+        return was_relieved
+
+    def begin_anew(self) -> None:
+        """Begin with short distances between proof blocks again."""
+        self.num_tuned_iterations = 0
+        self._distance = self.rules.first_proof_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +88,44 @@ class PlanControlSnapshot:
     """See `Experiments.ends_at`."""
 
 
+class QuestionState(StrEnum):
+    """Whether an answer of the policy is awaited, and whether it still counts."""
+
+    IDLE = "idle"
+    ASKED = "asked"
+    OUTDATED = "outdated"
+    """Asked before a fall-back or before the target became faster: the answer will be discarded."""
+
+
+@dataclass(slots=True)
+class PolicyQuestion:
+    """At most one open question, and the target that the last one was asked for."""
+
+    state: QuestionState = QuestionState.IDLE
+    target: PerformanceTarget | None = None
+    """The target of the last question; kept when it is answered."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an answer is awaited, outdated or not."""
+        return self.state is not QuestionState.IDLE
+
+    def ask(self, target: PerformanceTarget) -> None:
+        assert not self.is_open
+        self.state, self.target = QuestionState.ASKED, target
+
+    def outdate(self) -> None:
+        """Discard the answer to the open question, if there is one, when it arrives."""
+        if self.is_open:
+            self.state = QuestionState.OUTDATED
+
+    def accept_answer(self) -> bool:
+        """Close the question; return whether its answer counts."""
+        counts = self.state is not QuestionState.OUTDATED
+        self.state = QuestionState.IDLE
+        return counts
+
+
 @dataclass(slots=True)
 class PlanControl:
     """The plan in force of one job, its lease, and the commands that change it."""
@@ -62,7 +140,6 @@ class PlanControl:
     has_lease: bool = False
     mixed_before: int = 0
     """Iterations before this one may have run partly under a plan whose clocks were restored."""
-    cut: PowerCut = field(default_factory=PowerCut)
     block_at: int = 0
     """The first iteration of the newest block at full speed."""
     experiments: Experiments = field(init=False)
@@ -75,6 +152,34 @@ class PlanControl:
     def current(self) -> ClockPlan:
         """The plan in force, or the one that will be at its first iteration."""
         return self.knowledge.plans.current
+
+    def view(self, target: PerformanceTarget, baseline: BaselineView | None) -> JobView | None:
+        """Return the view of the job for its policy; None until there is a baseline."""
+        affordable_s = None if baseline is None else self.experiments.affordable_s(baseline, target)
+        return self.knowledge.view(self.ranks, target, baseline, affordable_s=affordable_s)
+
+    def ask(self, target: PerformanceTarget, baseline: BaselineView | None) -> tuple[Command, ...]:
+        """Ask the policy for a plan, unless it is asked already or the job waits for something else."""
+        if self.question.is_open or self.ranks.changed_ranks or self.ranks.schedule is None or baseline is None:
+            return ()
+        if self.experiments.is_waiting(target) or self.is_checking_full_speed:
+            return ()
+        view = self.view(target, baseline)
+        assert view is not None
+        self.question.ask(target)
+        return (AskPolicy(view),)
+
+    def has_new_pace(self, target: PerformanceTarget) -> bool:
+        """Return whether the straggler's pace, or that of the power budget, has changed since the last question."""
+        asked_for = self.question.target
+        return asked_for is not None and (asked_for.straggler_time_s, asked_for.power_time_s) != (
+            target.straggler_time_s,
+            target.power_time_s,
+        )
+
+    def evaluated_for(self, target: PerformanceTarget) -> PerformanceTarget:
+        """Return the target that the plan in force was made, or kept, for."""
+        return self.guard.target or target
 
     def follow(self, plan: ClockPlan, baseline: BaselineView | None, terms: Terms) -> tuple[Command, ...]:
         """Send a plan of the policy; lease the GPUs before its first clocks, restore them after a plan without any."""
@@ -106,13 +211,16 @@ class PlanControl:
             return (send,)
         return (send, self._send(self._full_speed_block("until the next experiment"), after=terms.num_iterations))
 
-    def end_experiment(self, observation: IterationObservation) -> tuple[Command, ...]:
-        """Send full speed after an experiment, where it could not be sent together with it.
+    def observed(
+        self, record: RecordIteration, baseline: BaselineView | None, target: PerformanceTarget
+    ) -> tuple[Command, ...]:
+        """Count an iteration in the account; send full speed after an experiment, where that could not be sent with it.
 
         Once the experiment was seen, the policy may replace it meanwhile.
         """
         plan_id = self.current.plan_id
-        if not self.experiments.is_open or observation.plan_id != plan_id:
+        self.experiments.observe(record.observation, record.purpose, baseline, self.evaluated_for(target))
+        if not self.experiments.is_open or record.observation.plan_id != plan_id:
             return ()
         if sum(own.plan_id == plan_id for own in self.knowledge.iterations.kept) < _SEEN_ITERATIONS:
             return ()
@@ -145,59 +253,23 @@ class PlanControl:
 
     # --- full-speed blocks ---
 
-    def prove(self, *, is_at_given_pace: bool) -> tuple[Command, ...]:
+    def prove(self, target: PerformanceTarget) -> tuple[Command, ...]:
         """Run a proof block if one is due, and the plan in force again after it."""
-        if is_at_given_pace or not self._is_settled or not self.blocks.is_proof_due:
+        if target.fills_time or not self._is_settled or not self.blocks.is_proof_due:
             return ()
         self.blocks.begin_proof()
-        return self._proof_block("proof of savings")
+        return self.proof_block("proof of savings")
 
-    def join_block(self, apply_at_iteration: int, *, is_at_given_pace: bool) -> tuple[Command, ...]:
+    def join_block(self, apply_at_iteration: int, target: PerformanceTarget) -> tuple[Command, ...]:
         """Run at full speed in the same iterations as another replica, if that is possible; it counts as a proof block.
 
         Replicas end each iteration together. At full speed alone, this one would be as slow as the plans of the others,
         and would permit its own plan to be slower still.
         """
-        if is_at_given_pace or not self._is_settled or apply_at_iteration < self._next_apply_at:
+        if target.fills_time or not self._is_settled or apply_at_iteration < self._next_apply_at:
             return ()
         self.blocks.begin_proof()
-        return self._proof_block("proof of savings, with another replica", not_before=apply_at_iteration)
-
-    def check_full_speed(self, reason: str, *, is_at_given_pace: bool) -> tuple[Command, ...]:
-        """Run a full-speed block and the plan in force again after it: the job is faster than expected.
-
-        The block keeps the baseline current. Under one plan each further block waits twice as long. If a block is about
-        to begin anyway, that one is taken.
-        """
-        guard, plans, last = self.guard, self.knowledge.plans, self.reports.last_index
-        is_soon = last < self.block_at
-        if last < guard.next_faster_check_at or is_at_given_pace or not self.has_lease:
-            return ()
-        if not is_soon and last < plans.last_apply_at:
-            return ()
-        self.question.outdate()  # the answer would be made for the full speed that is in doubt
-        sent = () if is_soon else self._proof_block(reason)
-        guard.checked_from = self.block_at
-        guard.since = plans.last_apply_at
-        guard.next_faster_check_at = guard.since + _FASTER_CHECK_DISTANCE * 2**guard.num_faster_checks
-        guard.num_faster_checks += 1
-        if sent:
-            self.blocks.begin_proof()
-        return sent
-
-    def may_return_to_full_speed(self) -> bool:
-        """Return whether the job may go back to full speed because it is faster than expected, and count that.
-
-        Such a return does not count as a fault. On a noisy host it may be chance, so each further return waits twice as
-        long, until the job changes.
-        """
-        guard, last = self.guard, self.reports.last_index
-        if last < guard.next_faster_return_at:
-            return False
-        distance = _FASTER_CHECK_DISTANCE * 2 ** min(guard.num_faster_returns, _MAX_DOUBLINGS)
-        guard.next_faster_return_at = last + distance
-        guard.num_faster_returns += 1
-        return True
+        return self.proof_block("proof of savings, with another replica", not_before=apply_at_iteration)
 
     def has_changed(self) -> None:
         """Forget for how long the job was faster than expected: it has changed, and is planned anew."""
@@ -208,22 +280,6 @@ class PlanControl:
     def is_checking_full_speed(self) -> bool:
         """Whether a block shows whether full speed has changed, and is not over yet."""
         return self.guard.checked_from is not None
-
-    def change_of_full_speed(self) -> str | None:
-        """Return how full speed has changed, once the block that checks it is over; None before, or unchanged.
-
-        Across hosts a block begins later than at its first possible iteration.
-        """
-        since = self.guard.checked_from
-        if since is None or self.reports.last_index < self.guard.since:
-            return None
-        full_speed = self.knowledge.full_speed()
-        before = [o for o in full_speed if o.iteration_index < since]
-        now = [o for o in full_speed if o.iteration_index >= since]
-        if not now or self.knowledge.iterations.kept[-1] is now[-1]:
-            return None
-        self.guard.checked_from = None
-        return what_changed(before, now, at_least_ratio=self.rules.job_changed_ratio)
 
     # --- pace ---
 
@@ -244,67 +300,6 @@ class PlanControl:
         send = self._send(earlier)
         self.guard.expect(target, since=self.knowledge.plans.last_apply_at)
         return (send,)
-
-    # --- guard ---
-
-    def evaluate(
-        self, baseline: BaselineView | None, target: PerformanceTarget, faults: Faults
-    ) -> tuple[Finding, str] | None:
-        """Return the guard's finding about the tuned plan in force; clear the faults once it has held for long.
-
-        Under rules without a guard there is no finding.
-        """
-        if self.current.purpose is not PlanPurpose.TUNED or baseline is None:
-            return None
-        recent = self.knowledge.iterations.regular_under(self.current.plan_id, since=self.guard.since)
-        finding = None
-        if self.rules.is_guarding:
-            finding = evaluate(
-                recent,
-                self.current,
-                baseline,
-                self.guard.target or target,
-                self.rules.guard,
-                before=self._under_plans_before(),
-                at_full_speed=self.knowledge.full_speed(),
-                is_prediction_outdated=self.guard.num_faster_checks > 0,
-            )
-        if finding is None and len(recent) >= self.rules.redeeming_iterations:
-            faults.redeem()
-        if finding is not None and finding[0] is Finding.TOO_SLOW:
-            made_for_s = self.knowledge.plans.target_when_made_s(self.current.plan_id)
-            is_same_target = self.guard.target == self.guard.plan_target
-            if made_for_s is not None and is_same_target and self._meets(made_for_s, recent, baseline):
-                full_speed = f"{baseline.iteration_time_s:.4g} s per iteration"
-                why = f"full speed is faster, {full_speed}, than when plan {self.current.plan_id!r} was made"
-                return Finding.FULL_SPEED_IS_FASTER, why
-        return finding
-
-    def _under_plans_before(self) -> list[IterationObservation]:
-        """Return the newest regular iterations under the tuned plans before the one in force, for the same target."""
-        plans, purposes = self.knowledge.plans, self.knowledge.plans.purposes()
-        found: list[IterationObservation] = []
-        target_s = plans.target_when_made_s(self.current.plan_id)
-        for observation in reversed(self.knowledge.iterations.kept):
-            plan_id = observation.plan_id
-            if plan_id == self.current.plan_id and not found:
-                continue
-            is_alike = plan_id is not None and plans.target_when_made_s(plan_id) == target_s
-            if (
-                purposes.get(plan_id) is not PlanPurpose.TUNED
-                or not is_alike
-                or len(found) == max(self.rules.guard.windows)
-            ):
-                break
-            if observation.is_regular:
-                found.append(observation)
-        return found[::-1]
-
-    def _meets(self, target_s: float, recent: Sequence[IterationObservation], baseline: BaselineView) -> bool:
-        """Return whether the plan in force is not too slow for a target."""
-        target = PerformanceTarget(permitted_time_s=target_s)
-        finding = evaluate(recent, self.current, baseline, target, self.rules.guard)
-        return finding is None or finding[0] is not Finding.TOO_SLOW
 
     # --- from one daemon to the next ---
 
@@ -354,7 +349,7 @@ class PlanControl:
         """The first iteration from which all ranks can follow a plan that is sent now."""
         return self.reports.last_index + ITERATIONS_AHEAD + self.reports.run_ahead
 
-    def _proof_block(self, reason: str, *, not_before: int | None = None) -> tuple[SendPlan, SendPlan]:
+    def proof_block(self, reason: str, *, not_before: int | None = None) -> tuple[SendPlan, SendPlan]:
         """Return a block at full speed and the plan in force after it.
 
         Other replicas may have reported an iteration more, and are to join.
@@ -383,16 +378,3 @@ class PlanControl:
         self.has_lease = False
         self.mixed_before = self.knowledge.plans.last_apply_at
         return RestoreGpus(self.ranks.gpu_uuids, plan.reason)
-
-
-def phase_under(plan: ClockPlan, phase: JobPhase) -> JobPhase:
-    """Return the phase that a job enters with a plan; full-speed iterations belong to the profiling around them."""
-    match plan.purpose:
-        case PlanPurpose.PROFILE:
-            return JobPhase.PROFILING
-        case PlanPurpose.BASELINE if phase is JobPhase.PROFILING and plan.ranks:
-            return JobPhase.PROFILING
-        case PlanPurpose.TUNED | PlanPurpose.BASELINE | PlanPurpose.PREDICTED:
-            return JobPhase.TUNED
-        case _:
-            assert_never(plan.purpose)

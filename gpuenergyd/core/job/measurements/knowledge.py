@@ -13,6 +13,7 @@ from gpuenergyd.core.job.measurements.compared import ComparedIterations
 from gpuenergyd.core.job.measurements.history import KeptIterations
 from gpuenergyd.core.job.measurements.reordering import Reordering, ReorderingSnapshot
 from gpuenergyd.core.job.measurements.savings import MeasuredSaving, SavingEstimate
+from gpuenergyd.core.job.messages import IterationObserved, RecordIteration
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.learned_curves import LearnedCurves
@@ -88,6 +89,22 @@ class JobKnowledge:
 
     def __post_init__(self) -> None:
         self.iterations = KeptIterations(self.max_kept)
+
+    def record(
+        self, event: IterationObserved, ranks: JobRanks, target: PerformanceTarget, baseline: BaselineView | None
+    ) -> RecordIteration:
+        """Add an iteration, which is irregular if the job has changed since; return the command that records it."""
+        observation = event.observation
+        if observation.iteration_index < self.changed_at:
+            observation = replace(observation, is_regular=False)
+        observation, purpose = self.add(
+            observation,
+            ranks.graph_in(self.plans.orders_of(observation.plan_id)),
+            is_forced=target.is_forced,
+            permitted_ratio=0.0 if baseline is None else target.permitted_ratio(baseline.iteration_time_s),
+            least_other_overhead_s=event.least_other_overhead_s,
+        )
+        return RecordIteration(observation, purpose, event.began_mono_ns, event.spans)
 
     def add(
         self,

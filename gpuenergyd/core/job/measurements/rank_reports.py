@@ -5,7 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from gpuenergyd.core.job.description import JobRanks
+from gpuenergyd.core.job.measurements.knowledge import JobKnowledge
 from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.job.time_account import TimeAccount
 from gpuenergyd.core.measurement.robust import robust_sigma
 from gpuenergyd.core.measurement.stages import stage_iteration
 from gpuenergyd.core.measurement.telemetry import RankIteration
@@ -23,6 +26,27 @@ _PAUSE_AT_SIGMA = 4.0
 """Excess of a gap over the usual one, in standard deviations of the gaps, below which it is noise of a busy host."""
 _MAX_NOISE_RATIO = 0.25
 """Share of an iteration beyond which a gap is a pause, however much gaps scatter."""
+
+_LAUNCHED_AHEAD = 2
+"""Iterations that a program may have launched, and that end after the one last reported."""
+
+
+@dataclass(slots=True)
+class PowerCut:
+    """Iterations at lower clocks than planned, because the power of the host was above its budget."""
+
+    is_cut: bool = False
+    last_index: int = -1
+
+    def change(self, *, is_cut: bool, last_reported: int) -> None:
+        """Begin or end a cut after this iteration."""
+        if self.is_cut and not is_cut:
+            self.last_index = last_reported + _LAUNCHED_AHEAD
+        self.is_cut = is_cut
+
+    def touches(self, iteration_index: int) -> bool:
+        """Return whether an iteration may have run at lower clocks than planned."""
+        return self.is_cut or iteration_index <= self.last_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +105,7 @@ class RankReports:
     """Whole iterations so far."""
     num_foreign_orders: int = 0
     """Consecutive iterations whose instructions, or their order, differ from the registration."""
+    cut: PowerCut = field(default_factory=PowerCut)
     _first_index: int | None = None
     _unfinished: dict[int, dict[int, RankIteration]] = field(default_factory=dict)
     _gaps_ns: deque[int] = field(default_factory=lambda: deque(maxlen=32))
@@ -97,6 +122,33 @@ class RankReports:
     def record_run_ahead(self, num_iterations: int) -> None:
         """Record by how many iterations more than usual a plan was late."""
         self._run_ahead.append(min(max(0, num_iterations), _MAX_RUN_AHEAD))
+
+    def assemble(
+        self,
+        report: RankIteration,
+        ranks: JobRanks,
+        knowledge: JobKnowledge,
+        account: TimeAccount | None,
+        *,
+        counts_from: int,
+    ) -> WholeIteration | None:
+        """Take a report of one of the job's ranks; return the iteration that it completes.
+
+        Iterations during a power cut, or in which GPUs follow other limits or profiles, do not count. What the client
+        cost the slowest rank is charged to the account.
+        """
+        plans = knowledge.plans
+        index = ranks.description.rank_index(report.pp_rank, report.stage_rank)
+        is_plain = not plans.orders_of(plans.id_of(report.plan_epoch))
+        knowledge.reordering.record(index, report, is_plain=is_plain)
+        whole = self.add(report, ranks.orders, plans.id_of, counts_from=counts_from, plan_orders=plans.orders_of)
+        if whole is None:
+            return None
+        costs_s = [own.client_cost_s for own in whole.ranks if own.client_cost_s is not None]
+        if costs_s and account is not None:  # the slowest rank makes all of them as slow
+            account.add_client_cost(whole.iteration_index, max(costs_s))
+        is_set = not (plans.is_settling(whole.iteration_index) or self.cut.touches(whole.iteration_index))
+        return replace(whole, is_regular=whole.is_regular and is_set)
 
     def add(
         self,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph
-from gpuenergyd.core.pipeline.power_wave import PowerWave, power_wave
+from gpuenergyd.core.pipeline.power_swing import PowerWave, power_wave
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.core.policy_api.policy import PowerCap

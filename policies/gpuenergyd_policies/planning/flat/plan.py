@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph
-from gpuenergyd.core.pipeline.power_swing import PlannedSwing, band_energy_w2, harmonics_in_band, swing_of
-from gpuenergyd.core.pipeline.power_wave import PowerWave
+from gpuenergyd.core.pipeline.power_swing import PlannedSwing, PowerWave, band_energy_w2, harmonics_in_band, swing_of
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile
 from gpuenergyd_policies.planning.capped.plan import WavePlan, fast_to_frugal, wave_of
 from gpuenergyd_policies.planning.compiled import IS_COMPILED, floats, ints

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuenergyd.core.job.control.full_speed_blocks import FullSpeedBlocks
+from gpuenergyd.core.job.control.plan_control import FullSpeedBlocks
 from gpuenergyd.core.job.rules import JobRules
 
 RULES = JobRules(proof_iterations=4, first_proof_after=8, proof_distance_growth=1.5, proof_budget_ratio=0.1)

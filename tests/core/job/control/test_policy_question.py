@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuenergyd.core.job.control.policy_question import PolicyQuestion, QuestionState
+from gpuenergyd.core.job.control.plan_control import PolicyQuestion, QuestionState
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 TARGET = PerformanceTarget(0.1)

@@ -1,0 +1,95 @@
+"""The policy's answer: the plan is sent, kept, refused, or waits until the time account can pay it."""
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from gpuenergyd.core.job.control.plan_control import PlanControl
+from gpuenergyd.core.job.messages import Command, JobPhase
+from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, check_plan
+from gpuenergyd.core.policy_api.policy import BaselineView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd.errors import GpuEnergyError
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What follows a plan of the policy: commands and a phase, or a return to full speed."""
+
+    reason: str
+    commands: tuple[Command, ...] = ()
+    phase: JobPhase | None = None
+    """None: the phase stays as it is."""
+    is_followed: bool = False
+    is_asked_again: bool = False
+    """Whether the pace that others set has changed since the question that was answered."""
+    falls_back: bool = False
+    is_fault: bool = False
+    least_wait: int = 0
+    """Iterations at full speed before the policy is asked again."""
+
+
+def answer(
+    control: PlanControl,
+    plan: ClockPlan,
+    phase: JobPhase,
+    baseline: BaselineView | None,
+    target: PerformanceTarget,
+    *,
+    policy: str,
+    profiling_refusal: str | None,
+) -> Answer | None:
+    """Follow a plan of the policy unless it is refused; None if the question is outdated."""
+    if not control.question.accept_answer():
+        return None
+    assert control.ranks.schedule is not None
+    rules, ranks, experiments = control.rules, control.ranks, control.experiments
+    is_slow = plan.purpose is PlanPurpose.PROFILE and not plan.orders  # other orders are tried at full speed
+    if is_slow and profiling_refusal is not None:
+        return Answer(profiling_refusal, falls_back=True, least_wait=rules.refused_profiling_iterations)
+    is_kept = plan.plan_id == control.current.plan_id and phase is not JobPhase.FALLBACK
+    has_new_pace, next_phase = control.has_new_pace(target), _phase_under(plan, phase)
+    if not (is_kept and has_new_pace):  # the next answer says what a kept plan is compared with
+        control.expect(control.question.target)
+    was_relieved = control.blocks.end_relief()
+    sent: tuple[Command, ...] = ()
+    if not is_kept or was_relieved or not (experiments.ends_at is None or experiments.is_running):
+        try:
+            check_plan(
+                plan,
+                control.ranks.schedule,
+                ranks.supported_sm_clocks_mhz,
+                ranks.power_limit_ranges_w,
+                ranks.power_profiles,
+            )
+        except GpuEnergyError as error:
+            reason = f"policy {policy} returned an invalid plan: {error}"
+            return Answer(reason, falls_back=True, is_fault=True)
+        assert baseline is not None
+        terms = experiments.terms(plan, baseline, target)
+        if not terms.is_affordable:
+            return _waiting(control, terms.cost_s, phase, target)
+        sent = control.send_on(plan, terms) if is_kept else control.follow(plan, baseline, terms)
+    is_asked_again = has_new_pace and next_phase is JobPhase.TUNED
+    return Answer(plan.reason, sent, next_phase, is_followed=True, is_asked_again=is_asked_again)
+
+
+def _waiting(control: PlanControl, cost_s: float, phase: JobPhase, target: PerformanceTarget) -> Answer:
+    """Wait until the account can pay an experiment: under the plan in force if it goes on, else at full speed."""
+    control.experiments.wait_for(cost_s, target)
+    if phase is JobPhase.TUNED and control.experiments.ends_at is None:
+        return Answer("")
+    reason = f"at full speed until the time account can pay the next experiment: {cost_s:.2g} s at most"
+    return Answer(reason, phase=phase if phase is JobPhase.TUNED else JobPhase.PROFILING)
+
+
+def _phase_under(plan: ClockPlan, phase: JobPhase) -> JobPhase:
+    """Return the phase that a job enters with a plan; full-speed iterations belong to the profiling around them."""
+    match plan.purpose:
+        case PlanPurpose.PROFILE:
+            return JobPhase.PROFILING
+        case PlanPurpose.BASELINE if phase is JobPhase.PROFILING and plan.ranks:
+            return JobPhase.PROFILING
+        case PlanPurpose.TUNED | PlanPurpose.BASELINE | PlanPurpose.PREDICTED:
+            return JobPhase.TUNED
+        case _:
+            assert_never(plan.purpose)

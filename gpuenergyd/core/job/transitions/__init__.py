@@ -1,0 +1,1 @@
+"""Transitions of a job, one function per event; `gpuenergyd.core.job.job` lists them."""

@@ -1,0 +1,253 @@
+"""Switch latencies of one GPU model, estimated from the clock changes that jobs make.
+
+Theory of operation. A clock request waits for the driver thread, the driver call runs, and some time after the call has
+returned the new clock is effective. That instant is known only up to an interval between two readings: the last that
+showed the old clock and the first that showed the new one. The estimate is the middle of the interval, its error half
+the width. A change that was never observed to settle took at least as long as it was watched; it counts as a censored
+observation (Kaplan and Meier, 1958), otherwise slow GPUs would look fast.
+
+Latency depends on the GPU, on the direction of the change and on both clocks, mostly on the target clock
+(arXiv 2502.20075). Changes are therefore grouped by direction and target clock. A target with too few changes uses
+those between the same coarse regions of start and target clock, then those with the same target region, then all of the
+same direction.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from gpuenergyd.core.pipeline.switching import (
+    ENOUGH,
+    LATE_QUANTILE,
+    LOW_QUANTILE,
+    ClockRegion,
+    Direction,
+    LatencyBasis,
+    ObservedSwitch,
+    RegionLatency,
+    SwitchLatency,
+    TargetLatency,
+    latency_quantile_s,
+    region_of,
+)
+
+_KEPT = 2048
+_EVERY = 8
+_EVERY_SHARE = 16
+"""Estimates are made again after `_EVERY` changes, or after this fraction of those that are kept."""
+_NOTABLE_RATIO = 0.25
+_NOTABLE_EXCESS_S = 0.001
+_FAR_RATIO = 1.5
+"""Latencies beyond the late one by this factor are rare long ones; those between are its usual spread."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchEstimate:
+    """Latency statistics of one kind of clock change; region None means all regions.
+
+    `low_s` and `high_s` are the 10th and 90th percentile; a quantile is None if too many changes were not observed to
+    settle. `resolution_s` is the median interval between the readings before and after.
+    """
+
+    direction: Direction
+    from_region: ClockRegion | None
+    to_region: ClockRegion | None
+    num_seen: int
+    num_unseen: int
+    median_s: float | None
+    low_s: float | None
+    high_s: float | None
+    call_s: float
+    settle_s: float
+    resolution_s: float
+
+
+@dataclass(slots=True)
+class SwitchCalibration:
+    """Estimator of the switch latency of a GPU model; `latency` is the value for planning."""
+
+    max_sm_clock_mhz: int
+    latency: SwitchLatency
+    """The published or assumed latency until enough changes were measured."""
+    num_seen: int = 0
+    """Changes since the daemon started whose effect was observed."""
+    num_unseen: int = 0
+    _switches: deque[ObservedSwitch] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _num_new: int = 0
+    _num_contradicting: int = 0
+    _num_since_contradicted: int = 0
+    """Changes since the first one of those that contradict in a row."""
+    _estimates: tuple[SwitchEstimate, ...] | None = None
+
+    @property
+    def switches(self) -> tuple[ObservedSwitch, ...]:
+        """The measured changes, oldest first."""
+        return tuple(self._switches)
+
+    @property
+    def num_earlier(self) -> int:
+        """Number of those that an earlier daemon measured."""
+        return max(0, len(self._switches) - self.num_seen - self.num_unseen)
+
+    def restore(self, switches: Iterable[ObservedSwitch]) -> None:
+        """Begin with the changes that an earlier daemon measured on GPUs of this model."""
+        self._switches.extend(switches)
+        self._estimates = None
+        latency = self._measured(LatencyBasis.MEASURED_EARLIER)
+        if latency is not None:
+            self.latency = latency
+
+    def observe(self, switch: ObservedSwitch) -> bool:
+        """Add a measured change; return whether `latency` has changed."""
+        is_seen = switch.settle_high_s is not None
+        self.num_seen += is_seen
+        self.num_unseen += not is_seen
+        self._switches.append(switch)
+        self._estimates = None
+        self._num_new += 1
+        self._forget_contradicted(switch)
+        is_enough = self.num_seen + self.num_unseen >= ENOUGH
+        basis = LatencyBasis.MEASURED if is_enough else LatencyBasis.MEASURED_EARLIER
+        is_first = self.latency.basis is not basis
+        every = max(_EVERY, len(self._switches) // _EVERY_SHARE)
+        if len(self._switches) < ENOUGH or (self._num_new < every and not is_first):
+            return False
+        self._num_new = 0
+        latency = self._measured(basis)
+        if latency is None or (not is_first and not _differs_notably(self.latency, latency)):
+            return False
+        self.latency = latency
+        return True
+
+    def _forget_contradicted(self, switch: ObservedSwitch) -> None:
+        """Forget all changes before those in a row that took far more, or far less, time than known of their clock."""
+        known = (t for t in self.latency.targets if t.sm_clock_mhz == switch.to_sm_clock_mhz)
+        own = next((t for t in known if t.direction is switch.direction), None)
+        self._num_since_contradicted += self._num_contradicting > 0
+        if own is None:
+            return
+        is_slower = switch.latency_s > _FAR_RATIO * own.late_s
+        is_faster = switch.settle_high_s is not None and _FAR_RATIO * switch.latency_s < own.typical_s
+        if not (is_slower or is_faster):
+            self._num_contradicting = self._num_since_contradicted = 0
+            return
+        self._num_contradicting += 1
+        if self._num_contradicting < ENOUGH:
+            return
+        kept = list(self._switches)[-1 - self._num_since_contradicted :]
+        self._switches.clear()
+        self._switches.extend(kept)
+        self.latency = replace(self.latency, targets=(), regions=())
+        self._num_contradicting = self._num_since_contradicted = 0
+        self._num_new = len(kept)
+
+    def estimates(self) -> tuple[SwitchEstimate, ...]:
+        """Return the statistics of each direction, then by regions; empty before the first change."""
+        if self._estimates is None:
+            self._estimates = self._estimated()
+        return self._estimates
+
+    def _estimated(self) -> tuple[SwitchEstimate, ...]:
+        groups: dict[tuple[Direction, ClockRegion | None, ClockRegion | None], list[ObservedSwitch]] = {}
+        for switch in self._switches:
+            own = (switch.direction, *self._regions(switch))
+            for key in ((switch.direction, None, None), own):
+                groups.setdefault(key, []).append(switch)
+        whole_first = sorted(groups, key=lambda key: (key[1] is not None, *map(str, key)))
+        return tuple(_estimate(key, groups[key]) for key in whole_first)
+
+    def _regions(self, switch: ObservedSwitch) -> tuple[ClockRegion, ClockRegion]:
+        top = self.max_sm_clock_mhz
+        return region_of(switch.from_sm_clock_mhz, top), region_of(switch.to_sm_clock_mhz, top)
+
+    def _measured(self, basis: LatencyBasis) -> SwitchLatency | None:
+        """Return the latency from the measured changes; None while both directions have too few."""
+        both: dict[Direction, list[ObservedSwitch]] = {d: [] for d in Direction}
+        to_region: dict[tuple[Direction, ClockRegion], list[ObservedSwitch]] = {}
+        between: dict[tuple[Direction, ClockRegion, ClockRegion], list[ObservedSwitch]] = {}
+        to_clock: dict[tuple[Direction, int], list[ObservedSwitch]] = {}
+        for switch in self._switches:
+            direction, (source, target) = switch.direction, self._regions(switch)
+            both[direction].append(switch)
+            to_region.setdefault((direction, target), []).append(switch)
+            between.setdefault((direction, source, target), []).append(switch)
+            to_clock.setdefault((direction, switch.to_sm_clock_mhz), []).append(switch)
+        known = {direction: _figures(own) for direction, own in both.items() if len(own) >= ENOUGH}
+        if not known:
+            return None
+        # A direction with too few changes uses the figures of the other one.
+        raises, lowers = (known.get(d) or next(iter(known.values())) for d in (Direction.RAISE, Direction.LOWER))
+        regions = []
+        for direction in known:
+            of_target = {t: _figures(g) for (d, t), g in to_region.items() if d is direction and len(g) >= ENOUGH}
+            for source in ClockRegion:
+                for target in ClockRegion:
+                    own = between.get((direction, source, target), [])
+                    figures = _figures(own) if len(own) >= ENOUGH else of_target.get(target)
+                    if figures is not None:
+                        regions.append(RegionLatency(direction, source, target, *figures))
+        latency = SwitchLatency(
+            raise_s=raises[1],
+            lower_s=lowers[0],
+            call_s=median(s.call_s for s in self._switches),
+            typical_raise_s=raises[0],
+            max_sm_clock_mhz=self.max_sm_clock_mhz,
+            regions=tuple(regions),
+            basis=basis,
+            targets=tuple(
+                TargetLatency(direction, clock, *_figures(own))
+                for (direction, clock), own in sorted(to_clock.items())
+                if len(own) >= ENOUGH
+            ),
+        )
+        late_s = [latency.late_s(s.from_sm_clock_mhz, s.to_sm_clock_mhz) for s in self._switches]
+        excess_s = sum(
+            s.latency_s - own_s
+            for s, own_s in zip(self._switches, late_s, strict=True)
+            if s.latency_s > _FAR_RATIO * own_s
+        )
+        return replace(latency, excess_s=excess_s / len(self._switches))
+
+
+def _estimate(
+    key: tuple[Direction, ClockRegion | None, ClockRegion | None], switches: Sequence[ObservedSwitch]
+) -> SwitchEstimate:
+    widths = [s.settle_high_s - s.settle_low_s for s in switches if s.settle_high_s is not None]
+    return SwitchEstimate(
+        *key,
+        num_seen=len(widths),
+        num_unseen=len(switches) - len(widths),
+        median_s=latency_quantile_s(switches, 0.5),
+        low_s=latency_quantile_s(switches, LOW_QUANTILE),
+        high_s=latency_quantile_s(switches, LATE_QUANTILE),
+        call_s=median(s.call_s for s in switches),
+        settle_s=median(s.settle_s for s in switches),
+        resolution_s=median(widths) if widths else 0.0,
+    )
+
+
+def _figures(switches: Sequence[ObservedSwitch]) -> tuple[float, float]:
+    """Return (typical, late) latency; a quantile that is unknown counts as the longest observation."""
+    longest_s = max(s.latency_s for s in switches)
+    typical_s, late_s = (latency_quantile_s(switches, share) for share in (0.5, LATE_QUANTILE))
+    return longest_s if typical_s is None else typical_s, longest_s if late_s is None else late_s
+
+
+def _differs_notably(before: SwitchLatency, now: SwitchLatency) -> bool:
+    """Return whether two latencies differ enough to require another plan."""
+    if [_key(r) for r in now.regions] != [_key(r) for r in before.regions]:
+        return True
+    if abs(now.excess_s - before.excess_s) > max(_NOTABLE_RATIO * before.excess_s, _NOTABLE_EXCESS_S):
+        return True
+    targets = {(t.direction, t.sm_clock_mhz): t.late_s for t in before.targets}
+    if any((t.direction, t.sm_clock_mhz) not in targets for t in now.targets):
+        return True
+    pairs = [(before.raise_s, now.raise_s), (before.lower_s, now.lower_s)]
+    pairs += [(a.late_s, b.late_s) for a, b in zip(before.regions, now.regions, strict=True)]
+    pairs += [(targets[t.direction, t.sm_clock_mhz], t.late_s) for t in now.targets]
+    return any(abs(b - a) > _NOTABLE_RATIO * a for a, b in pairs)
+
+
+def _key(region: RegionLatency) -> tuple[Direction, ClockRegion, ClockRegion]:
+    return region.direction, region.from_region, region.to_region

@@ -1,0 +1,46 @@
+"""What past jobs tell a policy about a GPU model, and how a policy shows it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpuenergyd.core.pipeline.graph import InstructionKind
+from gpuenergyd.core.policy_api.past_jobs import PastJob
+
+
+class PriorPolicy(Protocol):
+    """Optional method of a clock policy: shows what a job would start from."""
+
+    def prior(self, gpu_model_name: str, past_jobs: Sequence[PastJob]) -> "PriorView":
+        """Return what is believed of a GPU model's curves, given past jobs of one user."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PriorPoint:
+    """Believed time and power at a share of the maximum clock, relative to the maximum, with their standard errors."""
+
+    clock_ratio: float
+    time_ratio: float
+    time_sigma_ratio: float
+    power_ratio: float
+    power_sigma_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class PriorCurve:
+    """Believed curve of a kind of instruction."""
+
+    kind: InstructionKind
+    points: tuple[PriorPoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PriorView:
+    """What a job on a GPU model would start from: published curves, and a past job of the same work."""
+
+    gpu_model_name: str
+    basis: str
+    num_past_jobs: int
+    """Past jobs that count, of those given."""
+    curves: tuple[PriorCurve, ...]
