@@ -101,7 +101,8 @@ def _is_transition(path: str) -> bool:
 
 
 class _Slower:
-    def next_plan(self, _view: JobView) -> ClockPlan:
+    def next_plan(self, view: JobView) -> ClockPlan:
+        assert view.job_id
         return plan("slower", clock=1395)
 
 

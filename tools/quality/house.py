@@ -65,19 +65,25 @@ def num_constants(tree: ast.Module) -> int:
     counted: set[int] = set()
     num_named = 0
     for statement in tree.body:
-        fields = statement.body if isinstance(statement, ast.ClassDef) else ()
-        values = [statement.value] if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value else []
-        values += [own.value for own in fields if isinstance(own, ast.AnnAssign) and _is_number(own.value)]  # type: ignore[misc]
-        for value in values:
-            numbers = [id(node) for node in ast.walk(value) if _is_number(node)]
+        chosen: list[ast.expr] = []
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            chosen.append(statement.value)
+        if isinstance(statement, ast.ClassDef):
+            defaults = (field.value for field in statement.body if isinstance(field, ast.AnnAssign))
+            chosen += [value for value in defaults if value is not None and _number(value) is not None]
+        for value in chosen:
+            numbers = [id(node) for node in ast.walk(value) if _number(node) is not None]
             counted.update(numbers)
             num_named += bool(numbers)
-    inline = (node for node in ast.walk(tree) if _is_number(node) and id(node) not in counted)
-    return num_named + sum(not _is_plain(node.value) for node in inline)
+    inline = [_number(node) for node in ast.walk(tree) if id(node) not in counted]
+    return num_named + sum(number is not None and not _is_plain(number) for number in inline)
 
 
-def _is_number(node: ast.AST | None) -> bool:
-    return isinstance(node, ast.Constant) and type(node.value) in {int, float}
+def _number(node: ast.AST) -> float | None:
+    """Return the number that a node is; None for any other node."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
+        return node.value
+    return None
 
 
 def _is_plain(value: float) -> bool:
