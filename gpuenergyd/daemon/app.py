@@ -411,7 +411,7 @@ def serve(
         log.warning("%s", settings.mode_note)
     if os.geteuid() == 0 and settings.processes is Processes.CHILDREN and settings.driver != SIMULATED:
         log.warning("%s", _PLUGINS_ARE_ROOT)
-    check_driver(settings.driver.value)
+    check_driver(settings.driver)
     check_policy_name(settings.policy)
     for name in settings.policy_options:
         check_policy_name(name)

@@ -16,8 +16,8 @@ from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.daemon.api import routes
 from gpuenergyd.daemon.api.routes import Route
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.support.job_run import SCHEDULE, WORK, plan
-from tests.support.virtual_training import VirtualTraining
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^\| `([^`]+\.py)` \| .* \| (?:(call|message|route) `([^`]+)`)? ?\|$", re.MULTILINE)

@@ -186,11 +186,9 @@ class CommandHost:
         return self._reader.details(gpu_uuid)
 
     def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
-        """Return the host pids of the processes that compute on the GPU."""
         return self._reader.process_ids(gpu_uuid)
 
     def await_xid(self, timeout_s: float) -> tuple[str, int] | None:
-        """Return the next critical error of a reader that reports them; None when none occurs in time."""
         if isinstance(self._reader, HasErrorEvents):
             return self._reader.await_xid(timeout_s)
         time.sleep(timeout_s)
@@ -214,7 +212,6 @@ class CommandHost:
     # Controlling
 
     def recall_lock(self, gpu_uuid: str, sm_clock_mhz: int) -> None:
-        """Learn which lock an earlier process may have left."""
         self._locked_mhz.setdefault(gpu_uuid, sm_clock_mhz)
 
     def lock_sm_clock(self, gpu_uuid: str, sm_clock_mhz: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from gpuenergyd.core.job.option_source import SOURCE_TEXTS
+from gpuenergyd.core.job.operator_orders import SOURCE_TEXTS
 from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, cost_text, predicted_saving_text
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.timetable import ONE_CLOCK, TIMETABLE
