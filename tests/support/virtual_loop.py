@@ -118,16 +118,8 @@ class DataParallelLoops(VirtualReplicas):
         self._barrier.wait(_MEETING_LIMIT_S)
         return max(self._starts_s[-len(self.replicas) :])
 
-    def run(self, num_iterations: int) -> None:
-        """Train for so many iterations; the ranks run at the same time, since each waits for the others."""
+    def _begin(self) -> list[float]:
+        """Run all ranks at the same time, since each waits for the others."""
+        self._starts_s.clear()
         with ThreadPoolExecutor(len(self.replicas)) as pool:
-            for _ in range(num_iterations):
-                self._starts_s.clear()
-                ends_s = list(pool.map(VirtualTraining.begin_iteration, self.replicas))
-                for number, replica in enumerate(self.replicas):
-                    num_seen = len(replica.job.observations)
-                    replica.finish_iteration(ends_s[number])
-                    others = (other.pace.overhead_s for other in self.replicas if other is not replica)
-                    replica.least_overhead_s = min((s for s in others if s is not None), default=None)
-                    if len(replica.job.observations) != num_seen or num_seen >= replica.rules.max_observations:
-                        self._compare(number)
+            return list(pool.map(VirtualTraining.begin_iteration, self.replicas))

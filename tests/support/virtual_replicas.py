@@ -34,14 +34,18 @@ class VirtualReplicas:
     def run(self, num_iterations: int) -> None:
         """Train for so many iterations."""
         for _ in range(num_iterations):
-            end_s = max(replica.begin_iteration() for replica in self.replicas)
+            ends_s = self._begin()
             for number, replica in enumerate(self.replicas):
                 num_seen = len(replica.job.observations)
-                replica.finish_iteration(end_s)
+                replica.finish_iteration(ends_s[number])
                 others = (other.pace.overhead_s for other in self.replicas if other is not replica)
                 replica.least_overhead_s = min((s for s in others if s is not None), default=None)
                 if len(replica.job.observations) != num_seen or num_seen >= replica.rules.max_observations:
                     self._compare(number)
+
+    def _begin(self) -> list[float]:
+        """Run all pipelines once; return when each replica's iteration ends."""
+        return [max(replica.begin_iteration() for replica in self.replicas)] * len(self.replicas)
 
     def _compare(self, number: int) -> None:
         replica = self.replicas[number]
