@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuenergyd.errors import DaemonNotRunningError
-from gpuenergyd_sim.private_daemon.processes import Children
 
 if TYPE_CHECKING:
     from gpuenergyd.client.connection import DaemonClient
+    from gpuenergyd_sim.private_daemon.processes import Children
 
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.05
@@ -23,7 +23,7 @@ def forget_settings(kept: Collection[str] = ()) -> None:
             del os.environ[name]
 
 
-def start_daemon(children: Children, folder: Path, *options: str) -> None:
+def start_daemon(children: "Children", folder: Path, *options: str) -> None:
     """Start `gpuenergyd serve` with configuration, sockets and history in a folder."""
     own = ("--config", "config.toml"), ("--runtime-dir", "run"), ("--state-dir", "state")
     in_folder = [word for option, name in own for word in (option, str(folder / name))]
