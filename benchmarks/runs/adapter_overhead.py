@@ -273,7 +273,7 @@ def torch_rank(rank: int, world: str, socket_path: str, gpu_uuids: list[str], si
 
 def train_deepspeed(folder: Path, daemon: DaemonProcess, sizes: dict[str, int]) -> list[dict[str, Any]]:
     """Run DeepSpeed's pipeline engine."""
-    from tests.support.deepspeed_training import DeepSpeedTraining  # noqa: PLC0415  only in its environment
+    from benchmarks.worlds.deepspeed_training import DeepSpeedTraining  # noqa: PLC0415  only in its environment
 
     training = DeepSpeedTraining((daemon.world_path,), socket_paths=(str(daemon.socket_path),))
     return on_ranks(training.num_ranks, folder, framework_rank, training, sizes)

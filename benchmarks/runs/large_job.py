@@ -5,8 +5,8 @@
 Synthetic ranks in virtual time against the real code of members, leaders, daemons and policy host; see
 tests/support/large_job.py for what is real. Two hosts of the first replica run their daemon's code, the leader's and
 the last one. The messages of the others are computed once per stage by the code that makes them, and other replicas do
-as the first (tests/support/encoded_host.py); with `--all-real` all hosts are real, which takes much longer. Bytes are
-those of the job's store, which is all that travels between hosts, with 64 for each operation. Seconds are of this
+as the first (benchmarks/worlds/encoded_host.py); with `--all-real` all hosts are real, which takes much longer. Bytes
+are those of the job's store, which is all that travels between hosts, with 64 for each operation. Seconds are of this
 machine.
 """
 
@@ -21,8 +21,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.report.printing import print_figures
+from benchmarks.worlds.encoded_host import EncodedLargeJob
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
-from tests.support.encoded_host import EncodedLargeJob
 from tests.support.large_job import ITERATION_S, JobSize, LargeJob
 
 NUM_TUNED = 12

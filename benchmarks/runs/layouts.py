@@ -66,7 +66,7 @@ def main() -> int:
 def run(framework: str, tp: int, num_chunks: int, iterations: int, scale: float) -> dict[str, Any]:
     """Train one layout in the environment of its framework."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [str(python_of(framework)), "-m", "tests.support.layouts", "--framework", framework]
+        command = [str(python_of(framework)), "-m", "benchmarks.worlds.layouts", "--framework", framework]
         command += ["--folder", folder, "--tp", str(tp), "--chunks", str(num_chunks)]
         command += ["--iterations", str(iterations), "--scale", str(scale)]
         environ = {**os.environ, "PYTHONPATH": PYTHON_PATH}

@@ -2,11 +2,11 @@
 
     python benchmarks/runs/learning.py --tables DIR --jobs 32 --seed 1 --json
 
-The tables are not part of this repository (see tests/support/learning_tables.py); jobs take turns among them. 1F1B with
-the stages of the table and up to 32 microbatches, no slowdown permitted. Errors: 0.4 % in the time of each class at
-each clock, 2 % in the energy of a rank in an iteration, and a spread among stages. Whatever the prior learned from the
-same family of models is left out; with `--unknown-gpu` all that it learned from any table. With `--formulas` the truth
-is drawn from formulas on six GPU models instead, every table another one.
+The tables are not part of this repository (see benchmarks/worlds/learning_tables.py); jobs take turns among them. 1F1B
+with the stages of the table and up to 32 microbatches, no slowdown permitted. Errors: 0.4 % in the time of each class
+at each clock, 2 % in the energy of a rank in an iteration, and a spread among stages. Whatever the prior learned from
+the same family of models is left out; with `--unknown-gpu` all that it learned from any table. With `--formulas` the
+truth is drawn from formulas on six GPU models instead, every table another one.
 
 Compared are this project's plans, each made from all iterations before, EnvPipe's procedure, and a full sweep. The
 regret of a plan is its energy on the true table above that of the best plan of equal time. Switch latencies, drift and
@@ -31,9 +31,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from learning_options import parser_of, tables_of
 
-from tests.support.learning_jobs import LearningJob
-from tests.support.learning_methods import Method, Outcome, Variant, envpipe, full_sweep, ours
-from tests.support.learning_tables import KEPT_ASIDE, TrueTable, formula_table
+from benchmarks.worlds.learning_jobs import LearningJob
+from benchmarks.worlds.learning_methods import Method, Outcome, Variant, envpipe, full_sweep, ours
+from benchmarks.worlds.learning_tables import KEPT_ASIDE, TrueTable, formula_table
 from tests.support.measured_tables import path_of
 
 MAX_REGRET_RATIOS = {3: (0.01, 0.022), 6: (0.006, 0.016)}

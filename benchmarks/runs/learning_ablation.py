@@ -27,12 +27,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from learning_options import parser_of, tables_of
 
+from benchmarks.worlds.learning_jobs import LearningJob
+from benchmarks.worlds.learning_methods import Outcome, Variant, ours
+from benchmarks.worlds.learning_plans import Choice
+from benchmarks.worlds.learning_tables import TrueTable
 from gpuenergyd_policies.learning import job_curves
 from gpuenergyd_policies.learning.shape import FloatArray
-from tests.support.learning_jobs import LearningJob
-from tests.support.learning_methods import Outcome, Variant, ours
-from tests.support.learning_plans import Choice
-from tests.support.learning_tables import TrueTable
 from tests.support.measured_tables import path_of
 
 AS_IT_IS = "as it is"

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.learning_tables import TrueTable, tables_in
+from benchmarks.worlds.learning_tables import TrueTable, tables_in
 
 
 def parser_of(description: str | None, default_tables: Path) -> argparse.ArgumentParser:

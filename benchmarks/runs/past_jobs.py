@@ -37,10 +37,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from learning_options import parser_of, tables_of
 
+from benchmarks.worlds.learning_jobs import LearningJob
+from benchmarks.worlds.learning_pairs import Change, changed_job, past_job, run_job
+from benchmarks.worlds.learning_tables import TrueTable
 from gpuenergyd.core.policy_api.past_jobs import PastJob
-from tests.support.learning_jobs import LearningJob
-from tests.support.learning_pairs import Change, changed_job, past_job, run_job
-from tests.support.learning_tables import TrueTable
 from tests.support.measured_tables import path_of
 from tests.support.past_jobs import LIES, changed, half_the_slope, sure
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.worlds.swing_bound import least_band_energy_w2
 from gpuenergyd.cli.plan.inputs import plan_input
 from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.core.pipeline.graph import (
@@ -45,7 +46,6 @@ from gpuenergyd_sim.driver.device_model import capped_sm_clock_mhz, instruction_
 from gpuenergyd_sim.driver.device_parameters import device_parameters
 from gpuenergyd_sim.training.gpt_model import simulated_works
 from tests.plugins.power.ramped_host import CLOCKS_MHZ, RampedHost, steady_after
-from tests.support.swing_bound import least_band_energy_w2
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 TABLES = {"A100": ("gpt3-175b_a100-sxm.csv", 83.64), "A40": ("gpt3-175b_a40.csv", 70.38)}

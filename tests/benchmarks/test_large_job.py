@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.worlds.encoded_host import EncodedLargeJob
 from gpuenergyd.core.job.rules import JobRules
-from tests.support.encoded_host import EncodedLargeJob
 from tests.support.large_job import JobSize, LargeJob
 
 SIZE = JobSize(num_pp_ranks=3, num_tp_ranks=2, num_dp_ranks=2, num_microbatches=6)

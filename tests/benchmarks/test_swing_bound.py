@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.worlds.swing_bound import least_band_energy_w2
 from gpuenergyd.core.pipeline.graph import (
     InstructionClass,
     InstructionKind,
@@ -16,7 +17,6 @@ from gpuenergyd.core.pipeline.power_swing import band_energy_w2
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd_policies.planning.capped.plan import wave_of
 from tests.support.examples import examples
-from tests.support.swing_bound import least_band_energy_w2
 
 
 @settings(max_examples=examples(20), deadline=None)

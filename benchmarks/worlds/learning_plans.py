@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.worlds.learning_jobs import LearningJob
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd_policies.bubble_aware.best_known import (
     EXPERIMENT_LATE_RATIO,
@@ -18,7 +19,6 @@ from gpuenergyd_policies.learning.job_curves import FittedCurves
 from gpuenergyd_policies.learning.risk import MAX_LATE_RATIO, caution_within_risk
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_clocks
-from tests.support.learning_jobs import LearningJob
 
 
 @dataclass(frozen=True, slots=True)

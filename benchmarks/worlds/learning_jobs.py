@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from benchmarks.worlds.learning_tables import TrueTable
 from gpuenergyd.core.measurement.observation import (
     ClockShare,
     InstructionSample,
@@ -26,7 +27,6 @@ from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, Pi
 from gpuenergyd_policies.learning.seen import ClassAtFullSpeed
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_clocks
-from tests.support.learning_tables import TrueTable
 
 TIME_NOISE_RATIO = 0.004
 ENERGY_NOISE_RATIO = 0.02

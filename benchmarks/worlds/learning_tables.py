@@ -20,7 +20,6 @@ import numpy as np
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
 from gpuenergyd_policies.learning.job_profile import LOWEST_RATIO
-from gpuenergyd_policies.learning.shape import Coefficients, FloatArray
 from gpuenergyd_sim.virtual_training.random_jobs import random_job
 
 F, B = InstructionKind.F, InstructionKind.B
@@ -138,12 +137,3 @@ def _full_speed_clocks_mhz(profile: PipelineProfile) -> dict[InstructionClass, f
             if slope > 0.2:
                 crossings[key.kind].append(float(np.clip(-offset / slope, 0.0, _MAX_SPREAD)))
     return {key: tops[key.kind] * float(np.exp(-median(crossings.get(key.kind, [0.0])))) for key in profile.classes}
-
-
-def fitted_coefficients(at: FloatArray, values: FloatArray, generic: Coefficients) -> tuple[float, float, float]:
-    """Return the coefficients of measured log ratios, weakly drawn to the generic ones where clocks do not tell."""
-    precision = np.diag(1e-4 / np.square(np.array(generic.sigma)))
-    left = at.T @ at + precision * len(at)
-    right = at.T @ values + precision @ np.array(generic.mean) * len(at)
-    first, second, third = np.linalg.solve(left, right).tolist()
-    return first, second, third

@@ -1,6 +1,6 @@
 """One training with a real framework over two hosts: with a daemon on each, and without, on simulated GPUs.
 
-Each host is a network namespace. `python -m tests.support.layouts --framework megatron --tp 2 --dp 2 --folder DIR`
+Each host is a network namespace. `python -m benchmarks.worlds.layouts --framework megatron --tp 2 --dp 2 --folder DIR`
 prints savings and slowdowns by the exact energies and the times of all steps, and what the daemons say, as JSON. It
 runs in the environment of the framework.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from tests.support.deepspeed_training import DeepSpeedTraining
+from benchmarks.worlds.deepspeed_training import DeepSpeedTraining
 from tests.support.host_trainer import RANK_PRIORITY, enter_namespace
 from tests.support.megatron_training import MegatronTraining
 from tests.support.stage_gpu import path_of_steps

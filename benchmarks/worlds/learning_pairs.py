@@ -9,6 +9,9 @@ from functools import cached_property
 
 import numpy as np
 
+from benchmarks.worlds.learning_jobs import MAX_MICROBATCHES, NUM_BASELINE_ITERATIONS, LearningJob
+from benchmarks.worlds.learning_plans import Choice, next_clocks
+from benchmarks.worlds.learning_tables import TrueTable
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import DependencyGraph, dependency_graph, gpipe, one_forward_one_backward
 from gpuenergyd.core.pipeline.learned_curves import LearnedCurves
@@ -23,9 +26,6 @@ from gpuenergyd_policies.learning.seen import ClassAtFullSpeed, Waiting
 from gpuenergyd_policies.learning.shape import GENERIC, CurvePrior
 from gpuenergyd_policies.learning.summary import summary_of
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation
-from tests.support.learning_jobs import MAX_MICROBATCHES, NUM_BASELINE_ITERATIONS, LearningJob
-from tests.support.learning_plans import Choice, next_clocks
-from tests.support.learning_tables import TrueTable
 
 NUM_PLANS = 7
 _WAITING_SIGMA_RATIO = 0.05

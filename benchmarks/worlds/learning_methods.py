@@ -8,6 +8,8 @@ from statistics import mean
 
 import numpy as np
 
+from benchmarks.worlds.learning_jobs import ENERGY_NOISE_RATIO, NUM_BASELINE_ITERATIONS, TIME_NOISE_RATIO, LearningJob
+from benchmarks.worlds.learning_plans import Choice, fastest_allowed, next_clocks
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
@@ -18,8 +20,6 @@ from gpuenergyd_policies.learning.seen import Waiting
 from gpuenergyd_policies.learning.shape import GENERIC
 from gpuenergyd_policies.planning.envpipe import plan_envelope, valleys
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation
-from tests.support.learning_jobs import ENERGY_NOISE_RATIO, NUM_BASELINE_ITERATIONS, TIME_NOISE_RATIO, LearningJob
-from tests.support.learning_plans import Choice, fastest_allowed, next_clocks
 
 ITERATIONS_PER_PLAN = 4
 """Iterations after which the live policy judges a plan; only the first one is evidence here."""
