@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import inspect
 import os
 import signal
 from collections.abc import Coroutine, Iterator
@@ -15,6 +16,7 @@ from tests.support.examples import THOROUGH, USUAL
 from tests.support.faults import fault_id
 from tests.support.fork_server import SERVER
 from tests.support.leaks import PendingTasks, leaked_since, open_resources
+from tests.support.waiting import LIMIT_S
 
 # As in the policy host: threads of the linear algebra libraries cost CPU time and save none on such small matrices.
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -96,6 +98,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if numbers:
         metafunc.fixturenames.append("_fault")
         metafunc.parametrize("_fault", [numbers], indirect=True, ids=["+".join(map(fault_id, sorted(numbers)))])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine on an event loop of its own, and end it if it hangs."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+
+    async def bounded() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            await test(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters})
+
+    asyncio.run(bounded())
+    return True
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """A job with other microbatches starts from the curves that an earlier one left in the daemon's history."""
 
-import asyncio
 import os
 import sqlite3
 from functools import partial
@@ -52,7 +51,7 @@ def has_past_jobs(runner: JobRunner) -> bool:
     return bool(runner.job.knowledge.past_jobs)
 
 
-def test_a_job_with_other_microbatches_gets_the_curves_of_the_one_before(tmp_path: Path) -> None:
+async def test_a_job_with_other_microbatches_gets_the_curves_of_the_one_before(tmp_path: Path) -> None:
     database = tmp_path / "history.sqlite3"
     url = f"sqlite:///{database}"
     history = HistoryWriter(url, WriterOptions(reserve_bytes=0))
@@ -60,30 +59,26 @@ def test_a_job_with_other_microbatches_gets_the_curves_of_the_one_before(tmp_pat
     policy = PolicyInProcess(BubbleAware)
     found: list[tuple[PastJob, ...]] = []
     job_ids: list[str] = []
-
-    async def scenario() -> None:
-        past_jobs = CountingPastJobs(url, history)
-        jobs = virtual_daemon(policy, FakeWorker(), history, past_jobs, len(RANK_SHARES))
-        begin_s: float | None = None
-        for run_key, num_microbatches in (("1", 6), ("2", 9)):
-            training = job(num_microbatches)
-            runner = training.join(jobs, run_key, begin_s)
-            job_ids.append(runner.job_id)
-            await until(partial(has_answered, past_jobs, int(run_key)))
-            await runner.idle(LIMIT_S)  # no iteration is observed before the history has answered what it knows
-            if run_key == "2":
-                await until(partial(has_past_jobs, runner))
-            await settle()
-            found.append(runner.job.knowledge.past_jobs)
-            if run_key == "1":
-                await training.train(24)
-                await until(lambda: num_stored(database) == 1)
-            begin_s = training.now_s + 1.0
-            training.leave()
-            await until(lambda: not list(jobs))
-        await jobs.close("test over")
-
-    asyncio.run(scenario())
+    past_jobs = CountingPastJobs(url, history)
+    jobs = virtual_daemon(policy, FakeWorker(), history, past_jobs, len(RANK_SHARES))
+    begin_s: float | None = None
+    for run_key, num_microbatches in (("1", 6), ("2", 9)):
+        training = job(num_microbatches)
+        runner = training.join(jobs, run_key, begin_s)
+        job_ids.append(runner.job_id)
+        await until(partial(has_answered, past_jobs, int(run_key)))
+        await runner.idle(LIMIT_S)  # no iteration is observed before the history has answered what it knows
+        if run_key == "2":
+            await until(partial(has_past_jobs, runner))
+        await settle()
+        found.append(runner.job.knowledge.past_jobs)
+        if run_key == "1":
+            await training.train(24)
+            await until(lambda: num_stored(database) == 1)
+        begin_s = training.now_s + 1.0
+        training.leave()
+        await until(lambda: not list(jobs))
+    await jobs.close("test over")
     history.close(10.0)
 
     assert found[0] == ()

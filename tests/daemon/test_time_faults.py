@@ -12,7 +12,7 @@ from gpuenergyd.daemon.runtime.sleep_watch import SleepWatch
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.messages import GpuSample
 from gpuenergyd.store.records import Record, RollupRecord
-from tests.support.job_stage import Stage, plan, play, settle
+from tests.support.job_stage import Stage, plan, settle
 from tests.support.virtual_time import VirtualTime
 
 NS_PER_S = 1_000_000_000
@@ -38,25 +38,21 @@ def sample(mono_ns: int, total_energy_j: float) -> GpuSample:
 
 @pytest.mark.fault(26)
 @pytest.mark.parametrize("jump", [timedelta(days=365), timedelta(days=-365), timedelta(hours=1)], ids=str)
-def test_a_wall_clock_jump_causes_no_silent_job_and_no_lost_or_negative_energy(
+async def test_a_wall_clock_jump_causes_no_silent_job_and_no_lost_or_negative_energy(
     monkeypatch: pytest.MonkeyPatch, jump: timedelta
 ) -> None:
     stage, watched = Stage(plan("tuned-1", 1200)), gpu()
     stage.jobs.silence_limit_s = 60.0
     real_time_ns, jump_ns = time.time_ns, round(jump.total_seconds()) * NS_PER_S
-
-    async def scenario() -> None:
-        stage.join()
-        await stage.iterate(times=3)
-        leased = list(stage.worker.calls)
-        monkeypatch.setattr(time, "time_ns", lambda: real_time_ns() + jump_ns)
-        stage.jobs.check_time_limits()
-        await settle()
-        await stage.iterate()
-        assert stage.worker.calls == leased == [("lease", ("GPU-0", "GPU-1"))]
-        await stage.jobs.close("test over")
-
-    play(scenario)
+    stage.join()
+    await stage.iterate(times=3)
+    leased = list(stage.worker.calls)
+    monkeypatch.setattr(time, "time_ns", lambda: real_time_ns() + jump_ns)
+    stage.jobs.check_time_limits()
+    await settle()
+    await stage.iterate()
+    assert stage.worker.calls == leased == [("lease", ("GPU-0", "GPU-1"))]
+    await stage.jobs.close("test over")
     monkeypatch.setattr(time, "time_ns", real_time_ns)
     records: list[Record] = []
     begin_ns = time.monotonic_ns()
@@ -92,19 +88,15 @@ def test_time_suspended_is_the_difference_of_boot_and_monotonic_clock() -> None:
 
 
 @pytest.mark.fault(27)
-def test_after_a_suspend_every_job_starts_at_full_speed_without_energy_for_the_gap() -> None:
+async def test_after_a_suspend_every_job_starts_at_full_speed_without_energy_for_the_gap() -> None:
     stage, watched = Stage(plan("tuned-1", 1200)), gpu()
-
-    async def scenario() -> None:
-        stage.join()
-        await stage.iterate(times=3)
-        stage.jobs.host_slept(7200.0)
-        await settle()
-        assert stage.worker.calls[-1] == ("restore", ("GPU-0", "GPU-1"))
-        assert "the host slept for 7200 s" in stage.events("restore")[-1].reason
-        await stage.jobs.close("test over")
-
-    play(scenario)
+    stage.join()
+    await stage.iterate(times=3)
+    stage.jobs.host_slept(7200.0)
+    await settle()
+    assert stage.worker.calls[-1] == ("restore", ("GPU-0", "GPU-1"))
+    assert "the host slept for 7200 s" in stage.events("restore")[-1].reason
+    await stage.jobs.close("test over")
     watched.counter.record(1 * NS_PER_S, 100.0)
     watched.counter.record(2 * NS_PER_S, 200.0)
     watched.counter.interrupt()

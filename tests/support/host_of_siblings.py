@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.wire.messages import RankRegistration
 from gpuenergyd.wire.pipeline_messages import MemberPlace, MemberQuery, MemberReply
-from tests.support.job_stage import ME, Stage, play, registration
+from tests.support.job_stage import ME, Stage, registration
 
 KINDS = (InstructionKind.F, InstructionKind.B)
 
@@ -56,15 +57,12 @@ class HostOfSiblings:
         session.runner.handle(IterationObserved(IterationObservation(index, plan_id, 1.0, samples, (energy,)), 1, ()))
 
 
-def played(scenario: Callable[[HostOfSiblings], None]) -> None:
-    """Run a scenario in an event loop."""
-
-    async def run() -> None:
-        host = HostOfSiblings()
-        scenario(host)
-        await host.stage.jobs.close("the test has ended")
-
-    play(run)
+@asynccontextmanager
+async def running_host() -> AsyncIterator[HostOfSiblings]:
+    """A host in the event loop of the test."""
+    host = HostOfSiblings()
+    yield host
+    await host.stage.jobs.close("the test has ended")
 
 
 def refused(host: HostOfSiblings, act: Callable[[], object], problem: str, caplog: pytest.LogCaptureFixture) -> None:

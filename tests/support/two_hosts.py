@@ -207,11 +207,6 @@ class TwoHosts:
         """File with both hosts' exit statuses."""
         return self.folder / "statuses.json"
 
-    def end_training(self, timeout_s: float = LIMIT_S) -> list[int]:
-        """End the run gracefully and return both hosts' exit statuses."""
-        (self.folder / "enough").touch()
-        return self.wait_for_end(timeout_s)
-
     def wait_for_end(self, timeout_s: float = LIMIT_S) -> list[int]:
         """Wait until all ranks have ended and return both hosts' exit statuses."""
         assert self.launcher is not None

@@ -10,7 +10,7 @@ from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.daemon.jobs.plan_source import PostedPlans
 from gpuenergyd.store.records import ControlEventRecord
 from gpuenergyd.wire.pipeline_messages import MemberPlan, PostedPlan
-from tests.support.host_of_siblings import HostOfSiblings, played, run_at_once
+from tests.support.host_of_siblings import run_at_once, running_host
 from tests.support.job_stage import ME
 from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.virtual_pipeline import VirtualPipeline
@@ -70,8 +70,8 @@ def test_each_number_of_microbatches_has_a_plan(num_tp_ranks: int) -> None:
     assert third.energy_j == pytest.approx(from_start.energy_j, abs=0.01)
 
 
-def test_siblings_report_nothing_while_their_numbers_differ() -> None:
-    def scenario(host: HostOfSiblings) -> None:
+async def test_siblings_report_nothing_while_their_numbers_differ() -> None:
+    async with running_host() as host:
         tokens = [host.join(0), host.join(1)]
         host.ask(tokens[1], 1)
         before = host.ask(tokens[0], 0).facts
@@ -86,11 +86,9 @@ def test_siblings_report_nothing_while_their_numbers_differ() -> None:
         assert (before.num_microbatches, after.num_microbatches) == (2, 3)
         assert before.facts_id != after.facts_id
 
-    played(scenario)
 
-
-def test_a_plan_for_another_number_of_microbatches_is_no_refusal_and_is_not_followed() -> None:
-    def scenario(host: HostOfSiblings) -> None:
+async def test_a_plan_for_another_number_of_microbatches_is_no_refusal_and_is_not_followed() -> None:
+    async with running_host() as host:
         token = host.join(0)
         (runner,) = host.stage.jobs
         plan = PostedPlan("p.1", PlanPurpose.TUNED, ((6, ((1200, 0, 0),)),), (), num_microbatches=3)
@@ -100,5 +98,3 @@ def test_a_plan_for_another_number_of_microbatches_is_no_refusal_and_is_not_foll
         assert host.members.refusal_fields(runner.job_id) is None
         assert isinstance(runner.plans, PostedPlans)
         assert runner.plans.posted is None
-
-    played(scenario)

@@ -37,17 +37,13 @@ def blocks(pipeline: VirtualPipeline) -> list[range]:
 
 
 @pytest.mark.thorough
-def test_a_block_at_full_speed_is_the_same_on_all_hosts_and_the_interval_covers_the_truth() -> None:
+async def test_a_block_at_full_speed_is_the_same_on_all_hosts_and_the_interval_covers_the_truth() -> None:
     pipeline = VirtualPipeline(NUM_STAGES, RememberedBubbleAware())
     leaders: list[PipelineLeader] = []
-
-    async def run() -> None:
-        with pipeline.virtual_time():
-            await pipeline.train(100)
-            leaders.append(pipeline.leader)
-            await pipeline.close()
-
-    asyncio.run(run())
+    with pipeline.virtual_time():
+        await pipeline.train(100)
+        leaders.append(pipeline.leader)
+        await pipeline.close()
 
     (job,) = (leader.job for leader in leaders)
     assert {len(block) for block in blocks(pipeline)} == {JobRules().proof_iterations}
@@ -152,28 +148,22 @@ class Site(CarbonHost):
 
 
 @pytest.mark.thorough
-def test_a_carbon_target_moves_all_hosts_within_one_budget(tmp_path: Path) -> None:
+async def test_a_carbon_target_moves_all_hosts_within_one_budget(tmp_path: Path) -> None:
     values = ([450.0] * 3 + [90.0] * 3) * 4 * (HISTORY_DAYS + 2)
     # An hour holds far more iterations than hosts take to agree on a plan, as real ones do.
     site = Site(tmp_path, values, hour_s=50.0)
     found: dict[str, Any] = {}
-
-    async def run() -> None:
-        await site.train(500)
-        leader = site.pipeline.leader
-        while not site.targets.status(leader)["target"]["num_windows"]:
-            await site.train(1)
-        found["status"] = site.targets.status(leader)
-        found["account"] = site.targets.accounts.get(leader.pipeline_id)
-        found["accounts"] = dict(site.targets.accounts._jobs)
-        found["slowdowns"] = [site.pipeline.truth(ids[0])[0] for ids in site.pipeline.followed]
-        found["phase"] = leader.job.phase
-        found["members"] = [
-            runner.job.faults.num_faults for host in site.pipeline.hosts for runner in host.members.jobs
-        ]
-        await site.pipeline.close()
-
-    asyncio.run(run())
+    await site.train(500)
+    leader = site.pipeline.leader
+    while not site.targets.status(leader)["target"]["num_windows"]:
+        await site.train(1)
+    found["status"] = site.targets.status(leader)
+    found["account"] = site.targets.accounts.get(leader.pipeline_id)
+    found["accounts"] = dict(site.targets.accounts._jobs)
+    found["slowdowns"] = [site.pipeline.truth(ids[0])[0] for ids in site.pipeline.followed]
+    found["phase"] = leader.job.phase
+    found["members"] = [runner.job.faults.num_faults for host in site.pipeline.hosts for runner in host.members.jobs]
+    await site.pipeline.close()
 
     account, target = found["account"], found["status"]["target"]
     assert list(found["accounts"]) == [site.pipeline_targets()[0].job_id], "one account, and none of a member"
@@ -193,27 +183,22 @@ def test_a_carbon_target_moves_all_hosts_within_one_budget(tmp_path: Path) -> No
 
 
 @pytest.mark.thorough
-def test_the_daemon_of_the_leader_keeps_the_account_of_the_whole_when_it_is_killed_and_started_again(
+async def test_the_daemon_of_the_leader_keeps_the_account_of_the_whole_when_it_is_killed_and_started_again(
     tmp_path: Path,
 ) -> None:
     values = ([450.0] * 3 + [90.0] * 3) * 4 * (HISTORY_DAYS + 2)
-
-    async def run() -> tuple[Any, Any]:
-        first = Site(tmp_path, values, hour_s=25.0)
-        await first.train(90)
-        leader = first.pipeline.leader
-        before = first.targets.accounts.get(leader.pipeline_id)
-        assert before is not None
-        assert before.account.excess_s > 0
-        await first.targets.accounts.save(first.pipeline.leaders())
-        second = Site(tmp_path, values, hour_s=25.0)
-        await second.train(30)
-        after = second.targets.accounts.get(second.pipeline.leader.pipeline_id)
-        for site in (first, second):
-            await site.pipeline.close()
-        return before, after
-
-    before, after = asyncio.run(run())
+    first = Site(tmp_path, values, hour_s=25.0)
+    await first.train(90)
+    leader = first.pipeline.leader
+    before = first.targets.accounts.get(leader.pipeline_id)
+    assert before is not None
+    assert before.account.excess_s > 0
+    await first.targets.accounts.save(first.pipeline.leaders())
+    second = Site(tmp_path, values, hour_s=25.0)
+    await second.train(30)
+    after = second.targets.accounts.get(second.pipeline.leader.pipeline_id)
+    for site in (first, second):
+        await site.pipeline.close()
 
     assert after.is_taken_over
     assert after.account.num_iterations > before.account.num_iterations
@@ -222,34 +207,26 @@ def test_the_daemon_of_the_leader_keeps_the_account_of_the_whole_when_it_is_kill
     assert set(before.slots) <= set(after.slots)
 
 
-def test_the_grams_of_all_hosts_count(tmp_path: Path) -> None:
+async def test_the_grams_of_all_hosts_count(tmp_path: Path) -> None:
     site = Site(tmp_path, [200.0] * 24 * (HISTORY_DAYS + 2), hour_s=3000.0)
-
-    async def run() -> tuple[float, float, int]:
-        await site.train(75)
-        account = site.targets.accounts.get(site.pipeline.leader.pipeline_id)
-        assert account is not None
-        (slot,) = account.slots.values()
-        plan_id = site.pipeline.followed[-1][0]
-        await site.pipeline.close()
-        return slot.energy_j, site.pipeline.truth(plan_id)[1], slot.num_iterations
-
-    energy_j, of_iteration_j, num_iterations = asyncio.run(run())
+    await site.train(75)
+    account = site.targets.accounts.get(site.pipeline.leader.pipeline_id)
+    assert account is not None
+    (slot,) = account.slots.values()
+    plan_id = site.pipeline.followed[-1][0]
+    await site.pipeline.close()
+    energy_j, of_iteration_j, num_iterations = slot.energy_j, site.pipeline.truth(plan_id)[1], slot.num_iterations
     assert energy_j / num_iterations == pytest.approx(of_iteration_j, rel=0.02)
 
 
 @pytest.mark.thorough
-def test_hosts_in_several_zones_get_a_constant_slowdown(tmp_path: Path) -> None:
+async def test_hosts_in_several_zones_get_a_constant_slowdown(tmp_path: Path) -> None:
     values = ([450.0] * 3 + [90.0] * 3) * 4 * (HISTORY_DAYS + 2)
     site = Site(tmp_path, values, hour_s=40.0, zones=("XX", "YY", None))
     found: dict[str, Any] = {}
-
-    async def run() -> None:
-        await site.train(110)
-        found["status"] = site.targets.status(site.pipeline.leader)
-        await site.pipeline.close()
-
-    asyncio.run(run())
+    await site.train(110)
+    found["status"] = site.targets.status(site.pipeline.leader)
+    await site.pipeline.close()
 
     assert found["status"]["target"]["reason"].startswith("constant slowdown: its hosts are in several carbon zones")
     assert "XX, YY" in found["status"]["target"]["reason"]

@@ -22,19 +22,19 @@ ASKED = FIRST_ASKED + 2
 """Iterations after which the plan of the first answer is in the reply."""
 
 
-def test_members_run_at_full_speed_until_the_baseline_is_measured() -> None:
+async def test_members_run_at_full_speed_until_the_baseline_is_measured() -> None:
     pipeline = LedPipeline()
 
-    reply = asyncio.run(pipeline.train(FIRST_ASKED - 1))
+    reply = await pipeline.train(FIRST_ASKED - 1)
 
     assert (reply.pipeline_id, reply.plan_id, reply.slices) == ("whole", None, ())
     assert pipeline.policy.views == []
 
 
-def test_the_policy_plans_for_all_members_and_each_stage_gets_its_slice() -> None:
+async def test_the_policy_plans_for_all_members_and_each_stage_gets_its_slice() -> None:
     pipeline = LedPipeline()
 
-    reply = asyncio.run(pipeline.train(ASKED))
+    reply = await pipeline.train(ASKED)
 
     (view,) = pipeline.policy.views[:1]
     assert [gpu.gpu_uuid for gpu in view.gpus] == ["GPU-0", "GPU-1"]
@@ -46,69 +46,57 @@ def test_the_policy_plans_for_all_members_and_each_stage_gets_its_slice() -> Non
     assert {one.straggler_time_s for one in reply.slices} == {None}
 
 
-def test_where_clocks_may_not_be_set_no_plan_is_asked_for() -> None:
+async def test_where_clocks_may_not_be_set_no_plan_is_asked_for() -> None:
     pipeline = LedPipeline(is_observing=True)
 
-    reply = asyncio.run(pipeline.train(ASKED))
+    reply = await pipeline.train(ASKED)
 
     assert pipeline.policy.views == []
     assert reply.slices == ()
 
 
-def test_an_iteration_counts_once_all_stages_have_reported_it() -> None:
-    async def run() -> None:
-        pipeline = LedPipeline()
-        ahead = pipeline.part(0)
-        pipeline.index = -1
-        await pipeline.report(ahead)
-        assert pipeline.leader.job.num_iterations == 0
-        pipeline.index = 0
-        reply = await pipeline.report(ahead, pipeline.part(1))
-        assert (pipeline.leader.job.num_iterations, reply.merged_iteration) == (1, 0)
-        await pipeline.report(ahead, pipeline.part(1))  # repeated
-        assert pipeline.leader.job.num_iterations == 1
-
-    asyncio.run(run())
+async def test_an_iteration_counts_once_all_stages_have_reported_it() -> None:
+    pipeline = LedPipeline()
+    ahead = pipeline.part(0)
+    pipeline.index = -1
+    await pipeline.report(ahead)
+    assert pipeline.leader.job.num_iterations == 0
+    pipeline.index = 0
+    reply = await pipeline.report(ahead, pipeline.part(1))
+    assert (pipeline.leader.job.num_iterations, reply.merged_iteration) == (1, 0)
+    await pipeline.report(ahead, pipeline.part(1))  # repeated
+    assert pipeline.leader.job.num_iterations == 1
 
 
-def test_a_report_whose_facts_are_not_known_is_ignored_and_its_facts_are_asked_for() -> None:
-    async def run() -> None:
-        pipeline = LedPipeline()
-        await pipeline.report()
-        pipeline.index += 1
-        other = pipeline.part(1, facts_id="of another order")
-        reply = await pipeline.report(pipeline.part(0), other)
-        assert (reply.missing_facts, reply.merged_iteration) == (((1, 0),), 0)
-        reply = await pipeline.report(other, facts=(pipeline.facts(1, facts_id="of another order"),))
-        assert (reply.missing_facts, reply.merged_iteration) == ((), 1)
-
-    asyncio.run(run())
+async def test_a_report_whose_facts_are_not_known_is_ignored_and_its_facts_are_asked_for() -> None:
+    pipeline = LedPipeline()
+    await pipeline.report()
+    pipeline.index += 1
+    other = pipeline.part(1, facts_id="of another order")
+    reply = await pipeline.report(pipeline.part(0), other)
+    assert (reply.missing_facts, reply.merged_iteration) == (((1, 0),), 0)
+    reply = await pipeline.report(other, facts=(pipeline.facts(1, facts_id="of another order"),))
+    assert (reply.missing_facts, reply.merged_iteration) == ((), 1)
 
 
-def test_a_leader_that_has_lost_everything_asks_for_all_facts_and_goes_on() -> None:
-    async def run() -> None:
-        before, after = LedPipeline(), LedPipeline()
-        await before.train(3)
-        after.index, after.are_facts_known = before.index, True
-        reply = await after.report()
-        assert (reply.missing_facts, reply.merged_iteration) == (((0, 0), (1, 0)), -1)
-        after.are_facts_known = False
-        reply = await after.report()
-        assert (reply.missing_facts, reply.merged_iteration) == ((), after.index)
-
-    asyncio.run(run())
+async def test_a_leader_that_has_lost_everything_asks_for_all_facts_and_goes_on() -> None:
+    before, after = LedPipeline(), LedPipeline()
+    await before.train(3)
+    after.index, after.are_facts_known = before.index, True
+    reply = await after.report()
+    assert (reply.missing_facts, reply.merged_iteration) == (((0, 0), (1, 0)), -1)
+    after.are_facts_known = False
+    reply = await after.report()
+    assert (reply.missing_facts, reply.merged_iteration) == ((), after.index)
 
 
-def test_slices_are_sent_once_and_plans_of_another_daemon_have_other_ids() -> None:
-    async def run() -> None:
-        pipeline, other = LedPipeline(), LedPipeline()
-        reply = await pipeline.train(ASKED)
-        again = await pipeline.report(known_plan_id=reply.plan_id)
-        assert reply.slices
-        assert (again.plan_id, again.slices) == (reply.plan_id, ())
-        assert (await other.train(ASKED)).plan_id != reply.plan_id
-
-    asyncio.run(run())
+async def test_slices_are_sent_once_and_plans_of_another_daemon_have_other_ids() -> None:
+    pipeline, other = LedPipeline(), LedPipeline()
+    reply = await pipeline.train(ASKED)
+    again = await pipeline.report(known_plan_id=reply.plan_id)
+    assert reply.slices
+    assert (again.plan_id, again.slices) == (reply.plan_id, ())
+    assert (await other.train(ASKED)).plan_id != reply.plan_id
 
 
 def test_the_parts_of_a_stage_on_several_hosts_are_merged() -> None:
@@ -157,11 +145,11 @@ def test_the_size_of_a_pipeline_cannot_change_during_a_run() -> None:
         ({"gpu": GpuView("GPU-0", "A100", CLOCKS, 0.01, power_limit_range_w=(400.0, 100.0))}, "two ascending powers"),
     ],
 )
-def test_facts_out_of_range_are_refused(changes: dict[str, Any], problem: str) -> None:
+async def test_facts_out_of_range_are_refused(changes: dict[str, Any], problem: str) -> None:
     pipeline = LedPipeline()
 
     with pytest.raises(ProtocolError, match=problem):
-        asyncio.run(pipeline.report(facts=(replace(pipeline.facts(0), **changes),)))
+        await pipeline.report(facts=(replace(pipeline.facts(0), **changes),))
 
 
 def test_the_hosts_of_a_stage_must_run_one_order_and_have_a_clock_in_common() -> None:
@@ -177,7 +165,7 @@ def test_the_hosts_of_a_stage_must_run_one_order_and_have_a_clock_in_common() ->
         report(gpu=GpuView("GPU-9", "A100", (CLOCKS[0] + 1,), 0.01))
 
 
-def test_the_busy_time_under_a_plan_is_the_same_when_its_successor_has_been_sent() -> None:
+async def test_the_busy_time_under_a_plan_is_the_same_when_its_successor_has_been_sent() -> None:
     first = plan("first")
     mixed = tuple(
         replace(
@@ -188,89 +176,71 @@ def test_the_busy_time_under_a_plan_is_the_same_when_its_successor_has_been_sent
         )
         for rank in first.ranks
     )
-
-    async def run() -> list[float | None]:
-        pipeline = LedPipeline()
-        pipeline.policy.plan = replace(first, ranks=mixed)
-        plan_id = (await pipeline.train(ASKED)).plan_id
-        pipeline.clocks_mhz = CLOCKS[0], 600
-        await pipeline.train(2)
-        pipeline.policy.plan = plan("second")
-        while (await pipeline.train(1)).plan_id == plan_id:
-            pass
-        pipeline.plan_id = plan_id
-        await pipeline.report()
-        return [o.busy_s for o in pipeline.leader.job.observations if o.plan_id == "first"]
-
-    busy_s = asyncio.run(run())
+    pipeline = LedPipeline()
+    pipeline.policy.plan = replace(first, ranks=mixed)
+    plan_id = (await pipeline.train(ASKED)).plan_id
+    pipeline.clocks_mhz = CLOCKS[0], 600
+    await pipeline.train(2)
+    pipeline.policy.plan = plan("second")
+    while (await pipeline.train(1)).plan_id == plan_id:
+        pass
+    pipeline.plan_id = plan_id
+    await pipeline.report()
+    busy_s = [o.busy_s for o in pipeline.leader.job.observations if o.plan_id == "first"]
 
     assert len(busy_s) > 2
     assert busy_s == [pytest.approx(busy_s[0])] * len(busy_s)
 
 
-def test_a_new_target_is_planned_for() -> None:
-    async def run() -> LedPipeline:
-        pipeline = LedPipeline()
-        await pipeline.train(ASKED)
-        pipeline.leader.handle(TargetChanged(PerformanceTarget(max_slowdown_ratio=0.1)))
-        await pipeline.train(2)
-        return pipeline
-
-    pipeline = asyncio.run(run())
+async def test_a_new_target_is_planned_for() -> None:
+    pipeline = LedPipeline()
+    await pipeline.train(ASKED)
+    pipeline.leader.handle(TargetChanged(PerformanceTarget(max_slowdown_ratio=0.1)))
+    await pipeline.train(2)
 
     assert pipeline.policy.views[0].target.max_slowdown_ratio == 0.0
     assert pipeline.policy.views[-1].target.max_slowdown_ratio == 0.1
 
 
-def test_a_block_at_full_speed_is_in_the_reply_and_the_plan_stays_installed() -> None:
-    async def run() -> None:
-        pipeline = LedPipeline()
-        reply = await pipeline.train(ASKED + JobRules().first_proof_after)
-        plan_id = reply.plan_id
-        while reply.block is None:
-            reply = await pipeline.train(1)
-        assert reply.block[1] == JobRules().proof_iterations
-        assert reply.plan_id == plan_id
-        assert (await pipeline.report(known_plan_id=plan_id)).slices == ()
-        pipeline.plan_id = "baseline"
-        await pipeline.train(1, known_plan_id=plan_id)
-        pipeline.plan_id = plan_id
-        again = await pipeline.train(3, known_plan_id=plan_id)
-        assert again.block == reply.block, "the leading rank knows it by its id"
-        iterations = pipeline.leader.job.knowledge.iterations.kept
-        assert [o.plan_id for o in iterations[-3:]] == ["tuned"] * 3
-
-    asyncio.run(run())
+async def test_a_block_at_full_speed_is_in_the_reply_and_the_plan_stays_installed() -> None:
+    pipeline = LedPipeline()
+    reply = await pipeline.train(ASKED + JobRules().first_proof_after)
+    plan_id = reply.plan_id
+    while reply.block is None:
+        reply = await pipeline.train(1)
+    assert reply.block[1] == JobRules().proof_iterations
+    assert reply.plan_id == plan_id
+    assert (await pipeline.report(known_plan_id=plan_id)).slices == ()
+    pipeline.plan_id = "baseline"
+    await pipeline.train(1, known_plan_id=plan_id)
+    pipeline.plan_id = plan_id
+    again = await pipeline.train(3, known_plan_id=plan_id)
+    assert again.block == reply.block, "the leading rank knows it by its id"
+    iterations = pipeline.leader.job.knowledge.iterations.kept
+    assert [o.plan_id for o in iterations[-3:]] == ["tuned"] * 3
 
 
-def test_slices_say_what_another_target_than_the_registered_one_permits() -> None:
-    async def run() -> tuple[PipelineReply, PipelineReply]:
-        pipeline = LedPipeline()
-        registered = await pipeline.train(ASKED)
-        pipeline.leader.handle(TargetChanged(PerformanceTarget(permitted_time_s=1.25)))
-        await pipeline.train(1)
-        pipeline.policy.plan = plan("slower")
-        return registered, await pipeline.train(3)
-
-    before, after = asyncio.run(run())
+async def test_slices_say_what_another_target_than_the_registered_one_permits() -> None:
+    pipeline = LedPipeline()
+    registered = await pipeline.train(ASKED)
+    pipeline.leader.handle(TargetChanged(PerformanceTarget(permitted_time_s=1.25)))
+    await pipeline.train(1)
+    pipeline.policy.plan = plan("slower")
+    before, after = registered, await pipeline.train(3)
     assert {one.permitted_slowdown_ratio for one in before.slices} == {None}
     assert [one.permitted_slowdown_ratio for one in after.slices] == [pytest.approx(0.25)] * 2
 
 
-def test_the_saving_of_the_whole_is_recorded_at_the_end_under_the_id_of_the_pipeline() -> None:
-    async def run() -> LedPipeline:
-        pipeline = LedPipeline()
-        block_id, num_left = None, 0
-        for _ in range(ASKED + 60):
-            reply = await pipeline.train(1)
-            if reply.block is not None and reply.block[0] != block_id:
-                block_id, num_left = reply.block
-            if num_left:
-                pipeline.plan_id, num_left = "baseline", num_left - 1
-        pipeline.leader.close()
-        return pipeline
-
-    pipeline = asyncio.run(run())
+async def test_the_saving_of_the_whole_is_recorded_at_the_end_under_the_id_of_the_pipeline() -> None:
+    pipeline = LedPipeline()
+    block_id, num_left = None, 0
+    for _ in range(ASKED + 60):
+        reply = await pipeline.train(1)
+        if reply.block is not None and reply.block[0] != block_id:
+            block_id, num_left = reply.block
+        if num_left:
+            pipeline.plan_id, num_left = "baseline", num_left - 1
+    pipeline.leader.close()
 
     estimate = pipeline.history.events[-1]
     assert isinstance(estimate, EstimateRecord)
@@ -278,15 +248,11 @@ def test_the_saving_of_the_whole_is_recorded_at_the_end_under_the_id_of_the_pipe
     assert estimate.saving_ratio == pytest.approx(0.0)
 
 
-def test_the_pace_of_a_slower_replica_is_followed_recorded_and_shown_in_the_status() -> None:
-    async def run() -> LedPipeline:
-        pipeline = LedPipeline()
-        await pipeline.train(ASKED + 4)
-        assert pipeline.leader.status_fields()["straggler_time_s"] is None
-        await pipeline.train(40, slowest_other_time_s=2.0)
-        return pipeline
-
-    pipeline = asyncio.run(run())
+async def test_the_pace_of_a_slower_replica_is_followed_recorded_and_shown_in_the_status() -> None:
+    pipeline = LedPipeline()
+    await pipeline.train(ASKED + 4)
+    assert pipeline.leader.status_fields()["straggler_time_s"] is None
+    await pipeline.train(40, slowest_other_time_s=2.0)
 
     status = pipeline.leader.status_fields()
     assert status["straggler_time_s"] == pytest.approx(2.0, rel=0.006), "the plan was prepared for a shorter pace"
@@ -299,24 +265,20 @@ def test_the_pace_of_a_slower_replica_is_followed_recorded_and_shown_in_the_stat
 
 @pytest.mark.parametrize("name", ["slowest_other_time_s", "age_s", "least_other_overhead_s"])
 @pytest.mark.parametrize("time_s", [-1.0, math.nan, math.inf, 1e9])
-def test_an_invalid_pace_of_another_replica_is_refused_with_its_value(name: str, time_s: float) -> None:
+async def test_an_invalid_pace_of_another_replica_is_refused_with_its_value(name: str, time_s: float) -> None:
     with pytest.raises(ProtocolError, match=f"{name} {time_s}"):
-        asyncio.run(LedPipeline().report(**{name: time_s}))
+        await LedPipeline().report(**{name: time_s})
 
 
-def test_waiting_for_a_replica_with_less_overhead_does_not_make_the_own_pace_slower() -> None:
+async def test_waiting_for_a_replica_with_less_overhead_does_not_make_the_own_pace_slower() -> None:
     """Else two replicas follow each other: the one that waits seems slow, and is followed all the more."""
     overhead_s = 0.01
-
-    async def run() -> tuple[LedPipeline, float, PipelineReply]:
-        pipeline = LedPipeline()
-        await pipeline.train(ASKED)
-        alone_s = (await pipeline.train(1, least_other_overhead_s=overhead_s)).own_time_s
-        assert alone_s is not None
-        pipeline.iteration_time_s *= 1.1
-        return pipeline, alone_s, await pipeline.train(100, least_other_overhead_s=overhead_s)
-
-    pipeline, alone_s, reply = asyncio.run(run())
+    pipeline = LedPipeline()
+    await pipeline.train(ASKED)
+    alone_s = (await pipeline.train(1, least_other_overhead_s=overhead_s)).own_time_s
+    assert alone_s is not None
+    pipeline.iteration_time_s *= 1.1
+    reply = await pipeline.train(100, least_other_overhead_s=overhead_s)
 
     assert reply.own_time_s == pytest.approx(alone_s)
     newest = pipeline.leader.job.observations[-1]
@@ -343,8 +305,8 @@ async def followed_straggler(policy: PolicyOfPaces) -> tuple[LedPipeline, Pipeli
     return pipeline, first, await pipeline.train(1, slowest_other_time_s=1.3)
 
 
-def test_a_plan_for_a_straggler_is_prepared_at_its_first_reading_and_sent_with_the_second() -> None:
-    pipeline, first, second = asyncio.run(followed_straggler(PolicyOfPaces()))
+async def test_a_plan_for_a_straggler_is_prepared_at_its_first_reading_and_sent_with_the_second() -> None:
+    pipeline, first, second = await followed_straggler(PolicyOfPaces())
 
     assert first.straggler_time_s is None
     assert second.straggler_time_s == pytest.approx(1.3, rel=0.006)
@@ -355,26 +317,23 @@ def test_a_plan_for_a_straggler_is_prepared_at_its_first_reading_and_sent_with_t
 
 
 @pytest.mark.parametrize(("clock_mhz", "may_be_mixed"), [(900, True), (1410, False)])
-def test_a_straggler_s_plan_may_replace_the_one_in_force_at_once_if_no_mix_of_both_is_slower(
+async def test_a_straggler_s_plan_may_replace_the_one_in_force_at_once_if_no_mix_of_both_is_slower(
     clock_mhz: int, *, may_be_mixed: bool
 ) -> None:
     policy = PolicyOfPaces()
     policy.for_straggler = plan("other", clock=clock_mhz)
 
-    _, first, second = asyncio.run(followed_straggler(policy))
+    _, first, second = await followed_straggler(policy)
 
     assert first.replaces == ()
     assert second.replaces == ((first.plan_id,) if may_be_mixed else ())
 
 
-def test_a_suspected_straggler_that_is_none_changes_nothing() -> None:
-    async def run() -> tuple[PipelineReply, PipelineReply]:
-        pipeline = LedPipeline(policy=PolicyOfPaces())
-        before = await pipeline.train(ASKED + 4)
-        await pipeline.train(1, slowest_other_time_s=1.3)
-        return before, await pipeline.train(4, slowest_other_time_s=1.0)
-
-    before, after = asyncio.run(run())
+async def test_a_suspected_straggler_that_is_none_changes_nothing() -> None:
+    pipeline = LedPipeline(policy=PolicyOfPaces())
+    before = await pipeline.train(ASKED + 4)
+    await pipeline.train(1, slowest_other_time_s=1.3)
+    after = await pipeline.train(4, slowest_other_time_s=1.0)
 
     assert (after.plan_id, after.straggler_time_s) == (before.plan_id, None)
 
@@ -391,9 +350,9 @@ def test_the_epochs_of_old_plans_are_forgotten() -> None:
     assert delivery.epoch_of("baseline") == 0
 
 
-def test_without_the_right_to_set_clocks_no_plan_is_asked_for() -> None:
+async def test_without_the_right_to_set_clocks_no_plan_is_asked_for() -> None:
     pipeline = LedPipeline(levers=frozenset({Lever.POWER_LIMITS}))
 
-    asyncio.run(pipeline.train(2 * ASKED))
+    await pipeline.train(2 * ASKED)
 
     assert pipeline.policy.views == []

@@ -19,14 +19,14 @@ from gpuenergyd.wire.pipeline_messages import (
     PlanAgreement,
     PostedPlan,
 )
-from tests.support.host_of_siblings import HostOfSiblings, played, refused, run_at_once
+from tests.support.host_of_siblings import refused, run_at_once, running_host
 from tests.support.job_stage import ME
 
 CLASSES = host_stage.stage_classes
 
 
-def test_the_lowest_rank_carries_the_merged_observations_of_all() -> None:
-    def scenario(host: HostOfSiblings) -> None:
+async def test_the_lowest_rank_carries_the_merged_observations_of_all() -> None:
+    async with running_host() as host:
         first, second = host.join(0), host.join(1)
         for token, forward_s in ((first, 0.25), (second, 0.5)):
             host.observe(token, 0, forward_s)
@@ -47,11 +47,9 @@ def test_the_lowest_rank_carries_the_merged_observations_of_all() -> None:
         assert (merged.iteration_index, merged.energy_j) == (0, 200.0)
         assert {sample.time_s for sample in merged.instruction_samples} == {0.5}
 
-    played(scenario)
 
-
-def test_facts_are_sent_once_and_observations_until_the_leader_has_them() -> None:
-    def scenario(host: HostOfSiblings) -> None:
+async def test_facts_are_sent_once_and_observations_until_the_leader_has_them() -> None:
+    async with running_host() as host:
         token = host.join(0)
         host.observe(token, 0, 0.25)
         before = host.ask(token, 0)
@@ -65,45 +63,39 @@ def test_facts_are_sent_once_and_observations_until_the_leader_has_them() -> Non
         assert after.report is not None
         assert after.report.observations == ""
 
-    played(scenario)
 
-
-def test_only_plans_of_the_agreement_are_reported_as_installed() -> None:
-    def scenario(host: HostOfSiblings) -> None:
+async def test_only_plans_of_the_agreement_are_reported_as_installed() -> None:
+    async with running_host() as host:
         token = host.join(0)
         installed = tuple(f"p.{number}" for number in range(8))
         reply = host.ask(token, 0, installed=installed, agreement=PlanAgreement("p.7", (("p.6", 3, 9), ("p.9", 9, 12))))
         assert reply.report is not None
         assert reply.report.installed == ("p.6", "p.7")
 
-    played(scenario)
 
-
-def test_the_agreement_passes_from_the_carrying_rank_to_the_others() -> None:
-    def scenario(host: HostOfSiblings) -> None:
+async def test_the_agreement_passes_from_the_carrying_rank_to_the_others() -> None:
+    async with running_host() as host:
         first, second = host.join(0), host.join(1)
         agreement = PlanAgreement("p.1", (("p.1", 3, 9),), None, 2)
         assert host.ask(second, 1).agreement is None
         host.ask(first, 0, agreement=agreement)
         assert host.ask(second, 1).agreement == agreement
 
-    played(scenario)
 
-
-def test_ranks_of_another_run_are_no_siblings() -> None:
-    def scenario(host: HostOfSiblings) -> None:
+async def test_ranks_of_another_run_are_no_siblings() -> None:
+    async with running_host() as host:
         first, second = host.join(0), host.join(1)
         assert host.ask(first, 0).is_carrier
         assert host.ask(second, 1, run="another").is_carrier
 
-    played(scenario)
 
-
-def test_many_stages_send_details_of_a_tuned_plan_in_some_iterations_only(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_stages_send_details_of_a_tuned_plan_in_some_iterations_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(host_stage, "LEADER_BYTES_PER_ITERATION", 64)
     purposes = {"tuned": PlanPurpose.TUNED}
 
-    def scenario(host: HostOfSiblings) -> None:
+    async with running_host() as host:
         token = host.join(0)
         session = host.stage.jobs.sessions.of_hex_token(token, ME)
         assert session is not None
@@ -124,8 +116,6 @@ def test_many_stages_send_details_of_a_tuned_plan_in_some_iterations_only(monkey
         assert len(detailed) < 8
         assert sum(sizes[-8:]) / 8 * 4 < 2 * 64 + 4 * min(sizes)
 
-    played(scenario)
-
 
 @pytest.mark.parametrize(
     ("place", "problem"),
@@ -136,49 +126,41 @@ def test_many_stages_send_details_of_a_tuned_plan_in_some_iterations_only(monkey
         (MemberPlace("run", 0, 7, 4, 0, 1), r"place 7.0: outside of 4 x 1 rank"),
     ],
 )
-def test_places_that_cannot_be_are_refused_visibly(
+async def test_places_that_cannot_be_are_refused_visibly(
     place: MemberPlace | None, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def scenario(host: HostOfSiblings) -> None:
+    async with running_host() as host:
         token = host.join(0)
         refused(host, lambda: host.ask(token, 0, place=place), problem, caplog)
         host.ask(token, 0)
         assert host.members.refusal_fields(next(iter(host.stage.jobs)).job_id) is None
 
-    played(scenario)
 
-
-def test_siblings_with_different_orders_are_refused_visibly(caplog: pytest.LogCaptureFixture) -> None:
-    def scenario(host: HostOfSiblings) -> None:
+async def test_siblings_with_different_orders_are_refused_visibly(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_host() as host:
         first, second = host.join(0), host.join(1, order=(("F", 0, 0), ("B", 0, 0)))
         host.ask(second, 1)
         refused(host, lambda: host.ask(first, 0), "tensor-parallel rank 1 of pipeline rank 0 runs another", caplog)
 
-    played(scenario)
 
-
-def test_a_pipeline_with_too_many_ranks_is_refused_visibly(caplog: pytest.LogCaptureFixture) -> None:
-    def scenario(host: HostOfSiblings) -> None:
+async def test_a_pipeline_with_too_many_ranks_is_refused_visibly(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_host() as host:
         token = host.join(0)
         report = PipelineReport(token, 4096, 64)
         coroutine = host.members.plan_pipeline
         refused(host, lambda: run_at_once(coroutine(report, ME)), "4096 x 64 ranks", caplog)
 
-    played(scenario)
 
-
-def test_a_posted_plan_that_does_not_fit_is_refused_visibly(caplog: pytest.LogCaptureFixture) -> None:
-    def scenario(host: HostOfSiblings) -> None:
+async def test_a_posted_plan_that_does_not_fit_is_refused_visibly(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_host() as host:
         token = host.join(0)
         plan = PostedPlan("p.1", PlanPurpose.TUNED, ((4, ((333, 0, 0),)),), ())
         coroutine = host.members.post_plan
         refused(host, lambda: run_at_once(coroutine(MemberPlan(token, plan), ME)), "cannot run at", caplog)
 
-    played(scenario)
 
-
-def test_a_member_is_guarded_by_the_target_that_its_leader_permits() -> None:
-    def scenario(host: HostOfSiblings) -> None:
+async def test_a_member_is_guarded_by_the_target_that_its_leader_permits() -> None:
+    async with running_host() as host:
         token = host.join(0)
         (runner,) = host.stage.jobs
         job = runner.job
@@ -193,11 +175,9 @@ def test_a_member_is_guarded_by_the_target_that_its_leader_permits() -> None:
         run_at_once(host.members.post_plan(MemberPlan(token, registered), ME), may_wait=True)
         assert job.target == PerformanceTarget(0.0)
 
-    played(scenario)
 
-
-def test_a_target_out_of_range_is_refused_visibly(caplog: pytest.LogCaptureFixture) -> None:
-    def scenario(host: HostOfSiblings) -> None:
+async def test_a_target_out_of_range_is_refused_visibly(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_host() as host:
         token = host.join(0)
         plan = PostedPlan("p.1", PlanPurpose.TUNED, ((4, ((1200, 0, 0),)),), (), permitted_slowdown_ratio=-0.5)
         coroutine = host.members.post_plan
@@ -205,11 +185,11 @@ def test_a_target_out_of_range_is_refused_visibly(caplog: pytest.LogCaptureFixtu
             host, lambda: run_at_once(coroutine(MemberPlan(token, plan), ME)), "permitted_slowdown_ratio -0.5", caplog
         )
 
-    played(scenario)
 
-
-def test_a_message_refused_before_it_is_read_is_recorded_for_its_process(caplog: pytest.LogCaptureFixture) -> None:
-    def scenario(host: HostOfSiblings) -> None:
+async def test_a_message_refused_before_it_is_read_is_recorded_for_its_process(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running_host() as host:
         host.join(0)
         (runner,) = host.stage.jobs
         with caplog.at_level(logging.WARNING, logger="gpuenergyd"):
@@ -219,5 +199,3 @@ def test_a_message_refused_before_it_is_read_is_recorded_for_its_process(caplog:
         assert "at most 1048576" in fields["reason"]
         assert len(host.stage.events("refusal")) == 1
         assert "message refused" in caplog.text
-
-    played(scenario)

@@ -18,7 +18,7 @@ from gpuenergyd.errors import JobError, ProtocolError
 from gpuenergyd.wire.compact_observations import pack
 from gpuenergyd.wire.messages import TrainingBudget
 from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, PostedPlan
-from tests.support.host_of_siblings import HostOfSiblings, played, refused, run_at_once
+from tests.support.host_of_siblings import refused, run_at_once, running_host
 from tests.support.job_run import CLOCKS, FIRST_ASKED, SCHEDULE
 from tests.support.job_stage import ME
 from tests.support.led_pipeline import LedPipeline
@@ -38,16 +38,14 @@ PLAN = PostedPlan("p.1", PlanPurpose.TUNED, ((4, ((1200, 0, 0),)),), ())
         ({"clocks": ((0, ((1200, 0, 0),)),)}, "a block repeated 0 times: counts are positive, all rows at most"),
     ],
 )
-def test_a_posted_plan(changes: dict[str, Any], line: str, caplog: pytest.LogCaptureFixture) -> None:
-    def scenario(host: HostOfSiblings) -> None:
+async def test_a_posted_plan(changes: dict[str, Any], line: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with running_host() as host:
         message = MemberPlan(host.join(0), replace(PLAN, **changes))
         refused(host, lambda: run_at_once(host.members.post_plan(message, ME)), line, caplog)
 
-    played(scenario)
 
-
-def test_a_plan_for_a_rank_whose_order_is_not_known(caplog: pytest.LogCaptureFixture) -> None:
-    def scenario(host: HostOfSiblings) -> None:
+async def test_a_plan_for_a_rank_whose_order_is_not_known(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_host() as host:
         token = host.join(0)
         (runner,) = host.stage.jobs
         runner.job.ranks.schedule = None
@@ -59,20 +57,16 @@ def test_a_plan_for_a_rank_whose_order_is_not_known(caplog: pytest.LogCaptureFix
             caplog,
         )
 
-    played(scenario)
 
-
-def test_a_message_of_an_ordinary_job() -> None:
-    def scenario(host: HostOfSiblings) -> None:
+async def test_a_message_of_an_ordinary_job() -> None:
+    async with running_host() as host:
         token = host.join(0, is_pipeline_member=False)
         with pytest.raises(JobError, match=r"job \S+ is not a member of a pipeline across hosts"):
             host.members.state(MemberQuery(token), ME)
 
-    played(scenario)
 
-
-def test_another_number_of_microbatches_than_is_registered_in_range() -> None:
-    def scenario(host: HostOfSiblings) -> None:
+async def test_another_number_of_microbatches_than_is_registered_in_range() -> None:
+    async with running_host() as host:
         for changes, line in (
             ({"num_microbatches": 0}, r"num_microbatches 0 must be in \[1, "),
             ({"order": ()}, "order: a rank must run at least one instruction"),
@@ -81,26 +75,24 @@ def test_another_number_of_microbatches_than_is_registered_in_range() -> None:
             with pytest.raises(ProtocolError, match=line):
                 host.join(0, **changes)
 
-    played(scenario)
 
-
-def test_more_kinds_of_instruction_than_a_message_can_name(
+async def test_more_kinds_of_instruction_than_a_message_can_name(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(host_stage, "MAX_CLASSES", 1)
 
-    def scenario(host: HostOfSiblings) -> None:
+    async with running_host() as host:
         token = host.join(0)
         line = "pipeline rank 0: 2 kinds of instruction; at most 1 are accepted"
         refused(host, lambda: host.ask(token, 0), line, caplog)
 
-    played(scenario)
 
-
-def test_a_plan_that_is_too_long_to_be_sent(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_plan_that_is_too_long_to_be_sent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The reply is that of a leader; a plan of that size would need some 100,000 clock changes without a pattern."""
     monkeypatch.setattr(pipeline_member, "MAX_REPLY_BYTES", 100)
-    reply = asyncio.run(LedPipeline().train(FIRST_ASKED + 2))
+    reply = await LedPipeline().train(FIRST_ASKED + 2)
     assert reply.slices
 
     class Leader:
@@ -114,7 +106,7 @@ def test_a_plan_that_is_too_long_to_be_sent(monkeypatch: pytest.MonkeyPatch, cap
         def close(self) -> None:
             """Do nothing."""
 
-    def scenario(host: HostOfSiblings) -> None:
+    async with running_host() as host:
         token = host.join(0)
         (runner,) = host.stage.jobs
         leader: Any = Leader()
@@ -123,8 +115,6 @@ def test_a_plan_that_is_too_long_to_be_sent(monkeypatch: pytest.MonkeyPatch, cap
         report: Any = type("Report", (), {"rank_token": token})()
         line = r"the plan takes \d+ bytes; at most 100 can be sent"
         refused(host, lambda: run_at_once(host.members.plan_pipeline(report, ME)), line, caplog)
-
-    played(scenario)
 
 
 def observation(time_s: float, sm_clock_mhz: int = CLOCKS[0]) -> IterationObservation:

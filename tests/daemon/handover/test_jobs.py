@@ -10,60 +10,52 @@ from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.daemon.handover.file import consume_hand_over, write_hand_over
 from gpuenergyd.daemon.handover.jobs import hand_over_jobs, take_over_job
 from gpuenergyd.errors import GpuEnergyError
-from tests.support.job_stage import Stage, plan, play, settle
+from tests.support.job_stage import Stage, plan, settle
 
 
-def test_a_handed_over_job_continues_with_its_plan_and_its_numbers(tmp_path: Path) -> None:
+async def test_a_handed_over_job_continues_with_its_plan_and_its_numbers(tmp_path: Path) -> None:
     path = tmp_path / "handover"
     before, after = Stage(plan("tuned-1", 1200)), Stage()
+    job_id = before.join()
+    await before.iterate(times=4)
+    (old,) = before.jobs
+    write_hand_over(path, "token", await hand_over_jobs(before.jobs))
+    snapshot = old.job.snapshot()
+    for session in before.jobs.sessions:
+        before.jobs.sessions.remove(session)
 
-    async def scenario() -> None:
-        job_id = before.join()
-        await before.iterate(times=4)
-        (old,) = before.jobs
-        write_hand_over(path, "token", await hand_over_jobs(before.jobs))
-        snapshot = old.job.snapshot()
-        for session in before.jobs.sessions:
-            before.jobs.sessions.remove(session)
+    handed = consume_hand_over(path)
+    assert handed is not None
+    assert handed.worker_token == "token"
+    take_over_job(after.jobs, handed.jobs[0], holds_leases=True)
 
-        handed = consume_hand_over(path)
-        assert handed is not None
-        assert handed.worker_token == "token"
-        take_over_job(after.jobs, handed.jobs[0], holds_leases=True)
-
-        (new,) = after.jobs
-        assert new.job_id == job_id
-        assert new.job.snapshot() == snapshot
-        assert new.job.phase is JobPhase.TUNED
-        assert new.leases.accept(new.delivery.last_epoch)
-        after.tokens, after.next_index = before.tokens, before.next_index
-        await after.iterate(plan_epoch=1)
-        assert new.job.num_iterations == old.job.num_iterations + 1
-        await after.jobs.close("test over")
-
-    play(scenario)
+    (new,) = after.jobs
+    assert new.job_id == job_id
+    assert new.job.snapshot() == snapshot
+    assert new.job.phase is JobPhase.TUNED
+    assert new.leases.accept(new.delivery.last_epoch)
+    after.tokens, after.next_index = before.tokens, before.next_index
+    await after.iterate(plan_epoch=1)
+    assert new.job.num_iterations == old.job.num_iterations + 1
+    await after.jobs.close("test over")
 
 
-def test_without_its_leases_a_continued_job_falls_back(tmp_path: Path) -> None:
+async def test_without_its_leases_a_continued_job_falls_back(tmp_path: Path) -> None:
     path = tmp_path / "handover"
     before, after = Stage(plan("tuned-1", 1200)), Stage()
+    before.join()
+    await before.iterate(times=4)
+    write_hand_over(path, "token", await hand_over_jobs(before.jobs))
+    for session in before.jobs.sessions:
+        before.jobs.sessions.remove(session)
+    handed = consume_hand_over(path)
+    assert handed is not None
+    take_over_job(after.jobs, handed.jobs[0], holds_leases=False)
 
-    async def scenario() -> None:
-        before.join()
-        await before.iterate(times=4)
-        write_hand_over(path, "token", await hand_over_jobs(before.jobs))
-        for session in before.jobs.sessions:
-            before.jobs.sessions.remove(session)
-        handed = consume_hand_over(path)
-        assert handed is not None
-        take_over_job(after.jobs, handed.jobs[0], holds_leases=False)
-
-        (runner,) = after.jobs
-        assert runner.job.phase is JobPhase.FALLBACK
-        assert "restored while the daemon was away" in runner.job.phase_reason
-        await after.jobs.close("test over")
-
-    play(scenario)
+    (runner,) = after.jobs
+    assert runner.job.phase is JobPhase.FALLBACK
+    assert "restored while the daemon was away" in runner.job.phase_reason
+    await after.jobs.close("test over")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +66,7 @@ def test_without_its_leases_a_continued_job_falls_back(tmp_path: Path) -> None:
         (set(Lever), True, JobPhase.FALLBACK),
     ],
 )
-def test_a_plan_that_sets_what_the_settings_do_not_permit_any_more_ends(
+async def test_a_plan_that_sets_what_the_settings_do_not_permit_any_more_ends(
     tmp_path: Path,
     levers: set[Lever],
     is_observing: bool,  # noqa: FBT001
@@ -83,24 +75,20 @@ def test_a_plan_that_sets_what_the_settings_do_not_permit_any_more_ends(
     path = tmp_path / "handover"
     before, after = Stage(plan("tuned-1", 1200)), Stage(is_observing=is_observing)
     after.jobs.services = replace(after.jobs.services, levers=frozenset(levers))
+    before.join()
+    await before.iterate(times=4)
+    write_hand_over(path, "token", await hand_over_jobs(before.jobs))
+    for session in before.jobs.sessions:
+        before.jobs.sessions.remove(session)
+    handed = consume_hand_over(path)
+    assert handed is not None
+    take_over_job(after.jobs, handed.jobs[0], holds_leases=True)
 
-    async def scenario() -> None:
-        before.join()
-        await before.iterate(times=4)
-        write_hand_over(path, "token", await hand_over_jobs(before.jobs))
-        for session in before.jobs.sessions:
-            before.jobs.sessions.remove(session)
-        handed = consume_hand_over(path)
-        assert handed is not None
-        take_over_job(after.jobs, handed.jobs[0], holds_leases=True)
-
-        (runner,) = after.jobs
-        assert runner.job.phase is phase
-        await settle()
-        assert after.worker.calls == ([] if phase is JobPhase.TUNED else [("restore", ("GPU-0", "GPU-1"))])
-        await after.jobs.close("test over")
-
-    play(scenario)
+    (runner,) = after.jobs
+    assert runner.job.phase is phase
+    await settle()
+    assert after.worker.calls == ([] if phase is JobPhase.TUNED else [("restore", ("GPU-0", "GPU-1"))])
+    await after.jobs.close("test over")
 
 
 def test_a_hand_over_file_is_used_once_and_refused_when_others_may_read_it(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from gpuenergyd.store import open_history
 from gpuenergyd.wire.messages import IterationReport, PaceReport
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
-from tests.support.job_stage import ME, Stage, play, registration, settle
+from tests.support.job_stage import ME, Stage, registration, settle
 from tests.support.waiting import wait_until
 
 TWO_REPLICAS = ("--replicas", "2", "--ranks", "2", "--policy", "uniform", "--max-slowdown", "0.5")
@@ -60,30 +60,26 @@ def test_a_slow_replica_sets_the_pace_of_the_other_until_it_recovers(tmp_path: P
     assert any(event.after == "own pace" or "takes" in event.reason for event in events)
 
 
-def test_ranks_of_a_plain_loop_have_no_straggler() -> None:
+async def test_ranks_of_a_plain_loop_have_no_straggler() -> None:
     stage = Stage()
     loop = replace(registration(0), num_pp_ranks=1, num_microbatches=1, order=(("F", 0, 0),), schedule_name="loop")
+    for dp_rank in range(2):
+        own = replace(loop, dp_rank=dp_rank, num_dp_ranks=2, gpu_uuid=f"GPU-{dp_rank}")
+        stage.tokens.append(stage.jobs.register(own, ME, os.pidfd_open(os.getpid())).rank_token)
+    for index in range(12):
+        for dp_rank, token in enumerate(stage.tokens):
+            end_ns = time.monotonic_ns()
+            begin_ns = end_ns - 1_000_000 * (1 + 3 * dp_rank)
+            rows = (("F", 0, 0, begin_ns, end_ns),)
+            stage.jobs.handle_report(IterationReport(token, index, 0, begin_ns, end_ns, end_ns, rows), ME)
+        await settle()
+    elsewhere = [stage.jobs.handle_pace(PaceReport(stage.tokens[0], 10.0), ME) for _ in range(3)]
 
-    async def scenario() -> None:
-        for dp_rank in range(2):
-            own = replace(loop, dp_rank=dp_rank, num_dp_ranks=2, gpu_uuid=f"GPU-{dp_rank}")
-            stage.tokens.append(stage.jobs.register(own, ME, os.pidfd_open(os.getpid())).rank_token)
-        for index in range(12):
-            for dp_rank, token in enumerate(stage.tokens):
-                end_ns = time.monotonic_ns()
-                begin_ns = end_ns - 1_000_000 * (1 + 3 * dp_rank)
-                rows = (("F", 0, 0, begin_ns, end_ns),)
-                stage.jobs.handle_report(IterationReport(token, index, 0, begin_ns, end_ns, end_ns, rows), ME)
-            await settle()
-        elsewhere = [stage.jobs.handle_pace(PaceReport(stage.tokens[0], 10.0), ME) for _ in range(3)]
-
-        assert [job.job.num_iterations for job in stage.jobs] == [12, 12]
-        assert stage.events("straggler") == []
-        assert all(reply is not None and reply.straggler_time_s is None for reply in elsewhere)
-        assert all(view.num_dp_ranks == 2 for view in stage.policy.views)
-        await stage.jobs.close("test over")
-
-    play(scenario)
+    assert [job.job.num_iterations for job in stage.jobs] == [12, 12]
+    assert stage.events("straggler") == []
+    assert all(reply is not None and reply.straggler_time_s is None for reply in elsewhere)
+    assert all(view.num_dp_ranks == 2 for view in stage.policy.views)
+    await stage.jobs.close("test over")
 
 
 PHASES = (("F", 0, 0), ("B", 0, 0), ("O", 0, 0))
@@ -109,31 +105,27 @@ async def iterate_loops(stage: Stage, index: int, phase_ms: tuple[int, ...]) -> 
     await settle()
 
 
-def test_a_report_that_covers_the_host_sets_the_pace_of_all_its_ranks_and_returns_the_slowest() -> None:
+async def test_a_report_that_covers_the_host_sets_the_pace_of_all_its_ranks_and_returns_the_slowest() -> None:
     stage = Stage()
+    register_loops(stage, 3)
+    stage.jobs.handle_pace(PaceReport(stage.tokens[0], None, covers_host=True), ME)
+    for index in range(6):
+        await iterate_loops(stage, index, (10, 12, 10))
+    reply = stage.jobs.handle_pace(PaceReport(stage.tokens[0], None, covers_host=True), ME)
+    alone = stage.jobs.handle_pace(PaceReport(stage.tokens[0], None), ME)
+    slow_s = 1.5 * 3 * 0.012
+    for _ in range(2):
+        stage.jobs.handle_pace(PaceReport(stage.tokens[0], slow_s, covers_host=True), ME)
+    followed_s = [runner.job.target.straggler_time_s for runner in stage.jobs]
+    stage.jobs.handle_pace(PaceReport(stage.tokens[0], None, covers_host=True), ME)
+    left_s = [runner.job.target.straggler_time_s for runner in stage.jobs]
 
-    async def scenario() -> None:
-        register_loops(stage, 3)
-        stage.jobs.handle_pace(PaceReport(stage.tokens[0], None, covers_host=True), ME)
-        for index in range(6):
-            await iterate_loops(stage, index, (10, 12, 10))
-        reply = stage.jobs.handle_pace(PaceReport(stage.tokens[0], None, covers_host=True), ME)
-        alone = stage.jobs.handle_pace(PaceReport(stage.tokens[0], None), ME)
-        slow_s = 1.5 * 3 * 0.012
-        for _ in range(2):
-            stage.jobs.handle_pace(PaceReport(stage.tokens[0], slow_s, covers_host=True), ME)
-        followed_s = [runner.job.target.straggler_time_s for runner in stage.jobs]
-        stage.jobs.handle_pace(PaceReport(stage.tokens[0], None, covers_host=True), ME)
-        left_s = [runner.job.target.straggler_time_s for runner in stage.jobs]
-
-        assert reply is not None
-        assert alone is not None
-        assert reply.own_time_s is not None
-        assert alone.own_time_s is not None
-        assert reply.own_time_s > 1.1 * alone.own_time_s
-        assert reply.num_readings > 0
-        assert all(pace_s is not None and pace_s > 0.95 * slow_s for pace_s in followed_s)
-        assert all(pace_s is None or pace_s < 0.95 * slow_s for pace_s in left_s)
-        await stage.jobs.close("test over")
-
-    play(scenario)
+    assert reply is not None
+    assert alone is not None
+    assert reply.own_time_s is not None
+    assert alone.own_time_s is not None
+    assert reply.own_time_s > 1.1 * alone.own_time_s
+    assert reply.num_readings > 0
+    assert all(pace_s is not None and pace_s > 0.95 * slow_s for pace_s in followed_s)
+    assert all(pace_s is None or pace_s < 0.95 * slow_s for pace_s in left_s)
+    await stage.jobs.close("test over")

@@ -11,7 +11,7 @@ from gpuenergyd.errors import JobError, ProtocolError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.store.records import IterationRecord, RankRecord
 from gpuenergyd.wire.messages import PlanSlice
-from tests.support.job_stage import CLOCKS_MHZ, ME, Stage, plan, play, registration, report, settle
+from tests.support.job_stage import CLOCKS_MHZ, ME, Stage, plan, registration, report, settle
 
 POWERS_W = (100.0, 110.0, 200.0, 250.0)
 
@@ -46,79 +46,67 @@ class DoubledStage(Stage):
         return given
 
 
-def test_both_ranks_of_a_stage_follow_one_plan_on_their_own_gpus() -> None:
-    async def scenario() -> None:
-        stage = DoubledStage(plan("tuned", 900))
-        job_id = stage.join()
-        given = await stage.iterate(times=4)
+async def test_both_ranks_of_a_stage_follow_one_plan_on_their_own_gpus() -> None:
+    stage = DoubledStage(plan("tuned", 900))
+    job_id = stage.join()
+    given = await stage.iterate(times=4)
 
-        assert [[one.plan_id for one in plans] for plans in given] == [["tuned"]] * 4
-        assert given[0] == given[1]
-        assert given[2] == given[3]
-        assert given[0][0].changes[0][-1] == 900
-        assert stage.worker.calls == [("lease", ("GPU-0", "GPU-1", "GPU-2", "GPU-3"))]
-        for rank in range(4):
-            assert stage.send(pp_rank=rank, clock_mhz=900, plan_epoch=1) is Admission.FORWARDED
-        assert [gpu_uuid for gpu_uuid, *_ in stage.worker.requested_clocks] == [f"GPU-{r}" for r in range(4)]
-        ranks = [record for record in stage.history.records if isinstance(record, RankRecord)]
-        assert [(rank.pp_rank, rank.stage_rank) for rank in ranks] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-        runner = stage.jobs.runner(job_id)
-        assert runner is not None
-        assert sorted(runner.pids) == [0, 1, 2, 3]
-        await stage.jobs.close("done")
-        assert stage.worker.calls[-1] == ("restore", ("GPU-0", "GPU-1", "GPU-2", "GPU-3"))
-
-    play(scenario)
+    assert [[one.plan_id for one in plans] for plans in given] == [["tuned"]] * 4
+    assert given[0] == given[1]
+    assert given[2] == given[3]
+    assert given[0][0].changes[0][-1] == 900
+    assert stage.worker.calls == [("lease", ("GPU-0", "GPU-1", "GPU-2", "GPU-3"))]
+    for rank in range(4):
+        assert stage.send(pp_rank=rank, clock_mhz=900, plan_epoch=1) is Admission.FORWARDED
+    assert [gpu_uuid for gpu_uuid, *_ in stage.worker.requested_clocks] == [f"GPU-{r}" for r in range(4)]
+    ranks = [record for record in stage.history.records if isinstance(record, RankRecord)]
+    assert [(rank.pp_rank, rank.stage_rank) for rank in ranks] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    runner = stage.jobs.runner(job_id)
+    assert runner is not None
+    assert sorted(runner.pids) == [0, 1, 2, 3]
+    await stage.jobs.close("done")
+    assert stage.worker.calls[-1] == ("restore", ("GPU-0", "GPU-1", "GPU-2", "GPU-3"))
 
 
-def test_the_energy_of_an_iteration_is_that_of_all_gpus_and_the_view_has_one_entry_per_stage() -> None:
-    async def scenario() -> None:
-        stage = DoubledStage(plan("tuned", 900))
-        stage.join()
-        await stage.iterate(times=3)
+async def test_the_energy_of_an_iteration_is_that_of_all_gpus_and_the_view_has_one_entry_per_stage() -> None:
+    stage = DoubledStage(plan("tuned", 900))
+    stage.join()
+    await stage.iterate(times=3)
 
-        view = stage.policy.views[-1]
-        observation = view.observations[-1]
-        powers_w = [(rank.energy_j or 0.0) / rank.window_s for rank in observation.ranks]
-        assert powers_w == pytest.approx([POWERS_W[0] + POWERS_W[1], POWERS_W[2] + POWERS_W[3]])
-        assert [(gpu.gpu_uuid, gpu.num_gpus) for gpu in view.gpus] == [("GPU-0", 2), ("GPU-2", 2)]
-        rows = [record for record in stage.history.records if isinstance(record, IterationRecord)]
-        assert rows[-1].energy_j == pytest.approx(sum(POWERS_W) * rows[-1].iteration_time_s)
-        await stage.jobs.close("done")
-
-    play(scenario)
+    view = stage.policy.views[-1]
+    observation = view.observations[-1]
+    powers_w = [(rank.energy_j or 0.0) / rank.window_s for rank in observation.ranks]
+    assert powers_w == pytest.approx([POWERS_W[0] + POWERS_W[1], POWERS_W[2] + POWERS_W[3]])
+    assert [(gpu.gpu_uuid, gpu.num_gpus) for gpu in view.gpus] == [("GPU-0", 2), ("GPU-2", 2)]
+    rows = [record for record in stage.history.records if isinstance(record, IterationRecord)]
+    assert rows[-1].energy_j == pytest.approx(sum(POWERS_W) * rows[-1].iteration_time_s)
+    await stage.jobs.close("done")
 
 
-def test_an_iteration_waits_for_the_report_of_each_rank() -> None:
-    async def scenario() -> None:
-        stage = DoubledStage()
-        job_id = stage.join()
-        runner = stage.jobs.runner(job_id)
-        assert runner is not None
-        for r in (0, 1, 3):
-            stage.jobs.handle_report(report(stage.tokens[r], r // 2, 0, 0), ME)
-        assert runner.job.num_iterations == 0
+async def test_an_iteration_waits_for_the_report_of_each_rank() -> None:
+    stage = DoubledStage()
+    job_id = stage.join()
+    runner = stage.jobs.runner(job_id)
+    assert runner is not None
+    for r in (0, 1, 3):
+        stage.jobs.handle_report(report(stage.tokens[r], r // 2, 0, 0), ME)
+    assert runner.job.num_iterations == 0
 
-        stage.jobs.handle_report(report(stage.tokens[2], 1, 0, 0), ME)
+    stage.jobs.handle_report(report(stage.tokens[2], 1, 0, 0), ME)
 
-        assert runner.job.num_iterations == 1
-        await stage.jobs.close("done")
-
-    play(scenario)
+    assert runner.job.num_iterations == 1
+    await stage.jobs.close("done")
 
 
-def test_registrations_that_contradict_each_other_are_refused() -> None:
-    async def scenario() -> None:
-        stage = Stage()
-        first = replace(registration(0), num_stage_ranks=2)
-        stage.jobs.register(first, ME, os.pidfd_open(os.getpid()))
+async def test_registrations_that_contradict_each_other_are_refused() -> None:
+    stage = Stage()
+    first = replace(registration(0), num_stage_ranks=2)
+    stage.jobs.register(first, ME, os.pidfd_open(os.getpid()))
 
-        with pytest.raises(JobError, match="num_stage_ranks 1 of rank 1 contradicts 2 of rank 0"):
-            stage.jobs.register(registration(1), ME, -1)
-        with pytest.raises(ProtocolError, match=r"stage_rank 2 must be in \[0, 1\]"):
-            stage.jobs.register(replace(first, stage_rank=2), ME, -1)
-        with pytest.raises(ProtocolError, match="num_stage_ranks 2 must be 1 for a member of a pipeline across hosts"):
-            stage.jobs.register(replace(first, num_pp_ranks=1, is_pipeline_member=True), ME, -1)
-        await stage.jobs.close("done")
-
-    play(scenario)
+    with pytest.raises(JobError, match="num_stage_ranks 1 of rank 1 contradicts 2 of rank 0"):
+        stage.jobs.register(registration(1), ME, -1)
+    with pytest.raises(ProtocolError, match=r"stage_rank 2 must be in \[0, 1\]"):
+        stage.jobs.register(replace(first, stage_rank=2), ME, -1)
+    with pytest.raises(ProtocolError, match="num_stage_ranks 2 must be 1 for a member of a pipeline across hosts"):
+        stage.jobs.register(replace(first, num_pp_ranks=1, is_pipeline_member=True), ME, -1)
+    await stage.jobs.close("done")

@@ -5,7 +5,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -59,9 +59,6 @@ def view(job_id: str = "j1") -> JobView:
     )
 
 
-Ask = Callable[[str], Awaitable[ClockPlan | PolicyFailure]]
-
-
 @asynccontextmanager
 async def policy_link(
     command: tuple[str, ...], *, time_limit_s: float = LIMIT_S, memory_limit_bytes: int | None = None
@@ -77,14 +74,11 @@ async def policy_link(
         await link.close()
 
 
-def test_each_job_has_its_own_policy_which_is_discarded_with_the_job(host_command: tuple[str, ...]) -> None:
-    async def scenario() -> list[ClockPlan | PolicyFailure]:
-        async with policy_link(host_command) as link:
-            answers = [await link.next_plan(job, "polite", view(job)) for job in ("a", "a", "b")]
-            await link.drop_job("a")
-            return [*answers, await link.next_plan("a", "polite", view("a"))]
-
-    plans = asyncio.run(scenario())
+async def test_each_job_has_its_own_policy_which_is_discarded_with_the_job(host_command: tuple[str, ...]) -> None:
+    async with policy_link(host_command) as link:
+        answers = [await link.next_plan(job, "polite", view(job)) for job in ("a", "a", "b")]
+        await link.drop_job("a")
+        plans = [*answers, await link.next_plan("a", "polite", view("a"))]
 
     assert [plan.plan_id for plan in plans if isinstance(plan, ClockPlan)] == [
         "polite-a-1",
@@ -94,20 +88,21 @@ def test_each_job_has_its_own_policy_which_is_discarded_with_the_job(host_comman
     ]
 
 
-def test_a_policy_is_preloaded_once_and_an_import_error_is_returned(
+async def test_a_policy_is_preloaded_once_and_an_import_error_is_returned(
     host_command: tuple[str, ...],
 ) -> None:
-    async def scenario() -> tuple[int, ClockPlan | PolicyFailure, int]:
-        async with policy_link(host_command) as link:
-            await link.start()
-            assert "ModuleNotFoundError" in (await link.preload("broken-import") or "")
-            assert await link.preload("polite") is None
-            num_asked = link._next_request_id
-            await link.preload("polite")
-            await link.preload("polite:eta=0.7")  # what users choose is not remembered
-            return link._next_request_id - num_asked, await link.next_plan("a", "polite", view("a")), link.num_restarts
-
-    num_asked_again, plan, num_restarts = asyncio.run(scenario())
+    async with policy_link(host_command) as link:
+        await link.start()
+        assert "ModuleNotFoundError" in (await link.preload("broken-import") or "")
+        assert await link.preload("polite") is None
+        num_asked = link._next_request_id
+        await link.preload("polite")
+        await link.preload("polite:eta=0.7")  # what users choose is not remembered
+        num_asked_again, plan, num_restarts = (
+            link._next_request_id - num_asked,
+            await link.next_plan("a", "polite", view("a")),
+            link.num_restarts,
+        )
 
     assert num_asked_again == 0
     assert isinstance(plan, ClockPlan)
@@ -160,16 +155,13 @@ def test_what_a_policy_prepares_is_known_meanwhile_and_a_lasting_problem_is_logg
         ("nope", "no policy 'nope'; installed: "),
     ],
 )
-def test_an_exception_in_a_policy_is_a_failure_and_the_host_continues(
+async def test_an_exception_in_a_policy_is_a_failure_and_the_host_continues(
     host_command: tuple[str, ...], policy: str, reason: str
 ) -> None:
-    async def scenario() -> tuple[ClockPlan | PolicyFailure, ClockPlan | PolicyFailure, int]:
-        async with policy_link(host_command) as link:
-            bad = await link.next_plan("bad", policy, view())
-            good = await link.next_plan("good", "polite", view())
-            return bad, good, link.num_restarts
-
-    bad, good, num_restarts = asyncio.run(scenario())
+    async with policy_link(host_command) as link:
+        bad = await link.next_plan("bad", policy, view())
+        good = await link.next_plan("good", "polite", view())
+        num_restarts = link.num_restarts
 
     assert isinstance(bad, PolicyFailure)
     assert reason in bad.reason
@@ -189,17 +181,14 @@ def test_an_exception_in_a_policy_is_a_failure_and_the_host_continues(
         ("mistyped", "returned an invalid result"),
     ],
 )
-def test_a_policy_that_breaks_its_host_is_a_failure_and_the_host_is_restarted(
+async def test_a_policy_that_breaks_its_host_is_a_failure_and_the_host_is_restarted(
     host_command: tuple[str, ...], policy: str, reason: str
 ) -> None:
-    async def scenario() -> tuple[ClockPlan | PolicyFailure, ClockPlan | PolicyFailure, int]:
-        async with policy_link(host_command, time_limit_s=0.5) as link:
-            await link.next_plan("good", "polite", view())
-            bad = await link.next_plan("bad", policy, view())
-            good = await link.next_plan("good", "polite", view())
-            return bad, good, link.num_restarts
-
-    bad, good, num_restarts = asyncio.run(scenario())
+    async with policy_link(host_command, time_limit_s=0.5) as link:
+        await link.next_plan("good", "polite", view())
+        bad = await link.next_plan("bad", policy, view())
+        good = await link.next_plan("good", "polite", view())
+        num_restarts = link.num_restarts
 
     assert isinstance(bad, PolicyFailure)
     assert reason in bad.reason
@@ -209,15 +198,12 @@ def test_a_policy_that_breaks_its_host_is_a_failure_and_the_host_is_restarted(
 
 @pytest.mark.fault(44)
 @pytest.mark.kill
-def test_another_job_is_served_after_a_looping_policy_times_out(host_command: tuple[str, ...]) -> None:
-    async def scenario() -> list[ClockPlan | PolicyFailure]:
-        async with policy_link(host_command, time_limit_s=0.5) as link:
-            await link.next_plan("good", "polite", view())
-            return list(
-                await asyncio.gather(link.next_plan("bad", "loops", view()), link.next_plan("good", "polite", view()))
-            )
-
-    bad, good = asyncio.run(scenario())
+async def test_another_job_is_served_after_a_looping_policy_times_out(host_command: tuple[str, ...]) -> None:
+    async with policy_link(host_command, time_limit_s=0.5) as link:
+        await link.next_plan("good", "polite", view())
+        bad, good = list(
+            await asyncio.gather(link.next_plan("bad", "loops", view()), link.next_plan("good", "polite", view()))
+        )
 
     assert isinstance(bad, PolicyFailure)
     assert isinstance(good, ClockPlan)
@@ -240,40 +226,31 @@ def starved(pid: int) -> Iterator[None]:
 
 @pytest.mark.thorough
 @pytest.mark.fault(44)
-def test_a_policy_on_a_busy_host_is_waited_for(host_command: tuple[str, ...]) -> None:
-    async def scenario() -> tuple[ClockPlan | PolicyFailure, int]:
-        async with policy_link(host_command, time_limit_s=1.0) as link:
-            await link.next_plan("a", "polite", view("a"))
-            assert link.pid is not None
-            with starved(link.pid):
-                return await link.next_plan("b", "computes", view("b")), link.num_restarts
-
-    plan, num_restarts = asyncio.run(scenario())
+async def test_a_policy_on_a_busy_host_is_waited_for(host_command: tuple[str, ...]) -> None:
+    async with policy_link(host_command, time_limit_s=1.0) as link:
+        await link.next_plan("a", "polite", view("a"))
+        assert link.pid is not None
+        with starved(link.pid):
+            plan, num_restarts = await link.next_plan("b", "computes", view("b")), link.num_restarts
 
     assert isinstance(plan, ClockPlan)
     assert num_restarts == 0
 
 
-def test_output_of_a_policy_does_not_reach_the_channel(
+async def test_output_of_a_policy_does_not_reach_the_channel(
     host_command: tuple[str, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    async def scenario() -> list[ClockPlan | PolicyFailure]:
-        async with policy_link(host_command) as link:
-            return [await link.next_plan("a", "prints", view()) for _ in range(2)]
-
-    plans = asyncio.run(scenario())
+    async with policy_link(host_command) as link:
+        plans = [await link.next_plan("a", "prints", view()) for _ in range(2)]
 
     assert [plan.plan_id for plan in plans if isinstance(plan, ClockPlan)] == ["printed", "printed"]
     assert "not a plan" in capfd.readouterr().err
 
 
 @pytest.mark.fault(44)
-def test_a_leaking_policy_is_stopped_by_its_memory_limit(host_command: tuple[str, ...]) -> None:
-    async def scenario() -> ClockPlan | PolicyFailure:
-        async with policy_link(host_command, memory_limit_bytes=2**30) as link:
-            return await link.next_plan("a", "leaks", view())
-
-    answer = asyncio.run(scenario())
+async def test_a_leaking_policy_is_stopped_by_its_memory_limit(host_command: tuple[str, ...]) -> None:
+    async with policy_link(host_command, memory_limit_bytes=2**30) as link:
+        answer = await link.next_plan("a", "leaks", view())
 
     assert isinstance(answer, PolicyFailure)
     assert "MemoryError" in answer.reason
@@ -366,18 +343,16 @@ def test_an_import_error_inside_a_policy_keeps_its_place(tmp_path: Path, monkeyp
     assert answer.error == f"ModuleNotFoundError: No module named 'no_such_module' {place}"
 
 
-def test_a_package_installed_while_the_host_runs_is_imported(host_command: tuple[str, ...], tmp_path: Path) -> None:
+async def test_a_package_installed_while_the_host_runs_is_imported(
+    host_command: tuple[str, ...], tmp_path: Path
+) -> None:
     """The host has searched the folder before; the new package is neither in its cache of folders nor of modules."""
     program = host_command[3].replace("import sys;", f"import sys; sys.path.insert(0, {str(tmp_path)!r});")
-
-    async def scenario() -> tuple[str | None, ClockPlan | PolicyFailure]:
-        async with policy_link((*host_command[:3], program)) as link:
-            before = await link.preload("late")
-            (tmp_path / "late_policy.py").write_text("from hostile_policies import Polite\n")
-            install_distribution(tmp_path, "late", "gpuenergyd.policies", {"late": "late_policy:Polite"})
-            return before, await link.next_plan("a", "late", view("a"))
-
-    before, plan = asyncio.run(scenario())
+    async with policy_link((*host_command[:3], program)) as link:
+        before = await link.preload("late")
+        (tmp_path / "late_policy.py").write_text("from hostile_policies import Polite\n")
+        install_distribution(tmp_path, "late", "gpuenergyd.policies", {"late": "late_policy:Polite"})
+        plan = await link.next_plan("a", "late", view("a"))
 
     assert "no policy 'late'" in (before or "")
     assert isinstance(plan, ClockPlan)

@@ -80,20 +80,16 @@ def test_a_connection_gets_plans_and_its_host_ends_with_it(unit: Unit) -> None:
     wait_for_death(guard)
 
 
-def test_a_policy_that_never_returns_is_killed_when_the_connection_closes(unit: Unit) -> None:
-    async def scenario() -> tuple[ClockPlan | PolicyFailure, list[int]]:
-        link = unit.link()
-        asking = asyncio.create_task(link.next_plan("bad", "loops", view()))
-        await asyncio.to_thread(wait_until, lambda: bool(unit.guards() and child_pids(unit.guards()[0])))
-        hosts = child_pids(unit.guards()[0])
-        asking.cancel()
-        with suppress(asyncio.CancelledError):
-            await asking
-        after = await link.next_plan("good", "polite", view())
-        await link.close()
-        return after, hosts
-
-    after, hosts = asyncio.run(scenario())
+async def test_a_policy_that_never_returns_is_killed_when_the_connection_closes(unit: Unit) -> None:
+    link = unit.link()
+    asking = asyncio.create_task(link.next_plan("bad", "loops", view()))
+    await asyncio.to_thread(wait_until, lambda: bool(unit.guards() and child_pids(unit.guards()[0])))
+    hosts = child_pids(unit.guards()[0])
+    asking.cancel()
+    with suppress(asyncio.CancelledError):
+        await asking
+    after = await link.next_plan("good", "polite", view())
+    await link.close()
 
     for pid in hosts:
         wait_for_death(pid)
@@ -101,12 +97,9 @@ def test_a_policy_that_never_returns_is_killed_when_the_connection_closes(unit: 
     assert len(unit.guards()) == 2
 
 
-def test_without_the_policy_unit_plans_fail_with_a_reason(tmp_path: Path) -> None:
-    async def scenario() -> ClockPlan | PolicyFailure:
-        link = PolicyClient(lambda: connect_policy_unit(tmp_path / "nobody"), time_limit_s=5.0, first_time_limit_s=5.0)
-        return await link.next_plan("job", "polite", view())
-
-    answer = asyncio.run(scenario())
+async def test_without_the_policy_unit_plans_fail_with_a_reason(tmp_path: Path) -> None:
+    link = PolicyClient(lambda: connect_policy_unit(tmp_path / "nobody"), time_limit_s=5.0, first_time_limit_s=5.0)
+    answer = await link.next_plan("job", "polite", view())
 
     assert isinstance(answer, PolicyFailure)
     assert "No such file or directory" in answer.reason
