@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -162,17 +162,15 @@ def simulated_site(folder: Path, num_gpus: int, model: str = "a100-sxm") -> Iter
         host.close()
 
 
-def with_worker(test: Callable[[Site, WorkerLink], Awaitable[None]]) -> Callable[[Site], None]:
-    """Turn a coroutine into a test with the fixture `site`, a started worker and a link to it."""
+def with_worker(
+    test: Callable[[Site, WorkerLink], Awaitable[None]],
+) -> Callable[[Site], Coroutine[None, None, None]]:
+    """Give a test with the fixture `site` a started worker and a link to it."""
 
-    def test_with_worker(site: Site) -> None:
+    async def test_with_worker(site: Site) -> None:
         site.start_worker()
-
-        async def main() -> None:
-            async with site.linked() as (link, _):
-                await test(site, link)
-
-        run(main())
+        async with site.linked() as (link, _):
+            await test(site, link)
 
     test_with_worker.__name__ = test.__name__
     test_with_worker.__doc__ = test.__doc__

@@ -1,6 +1,5 @@
 """Restore policies and baselines, as applied by the worker, the restore command and the daemon."""
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +17,7 @@ from gpuenergyd.gpu.restore.policy import RestorePolicy, RestoreRules
 from tests.gpu.restore.test_journal import entry
 from tests.support.daemon_process import DaemonProcess, training
 from tests.support.waiting import wait_until
-from tests.support.worker_site import OWNER, Site, request_clock, run, simulated_site, until
+from tests.support.worker_site import OWNER, Site, request_clock, simulated_site, until
 
 _TRIES = 8
 KEEP = RestoreRules(RestorePolicy.KEEP)
@@ -112,72 +111,46 @@ def test_baseline_of_a_gpu_wins_over_that_of_its_model_and_is_rounded_down_to_a_
     assert decode(encode(Hello("", rules))) == (None, Hello("", rules))
 
 
-def test_journal_of_the_previous_version_is_restored(site: Site, journal: Journal) -> None:
-    journal.add([_ours(site)])
-    document = json.loads(journal.path.read_text())
-    document["version"] = 1
-    for fields in document["entries"]:
-        del fields["restore_policy"]
-    journal.path.write_text(json.dumps(document))
-    site.host.lock_sm_clock(site.gpus[0], 900)
-
-    (outcome,) = restore(journal.path)
-
-    assert (outcome.result, site.locks()[0]) == (RestoreResult.RESTORED, None)
-
-
-def test_worker_restores_the_configured_baseline(site: Site) -> None:
+async def test_worker_restores_the_configured_baseline(site: Site) -> None:
     site.start_worker()
     rules = RestoreRules(baseline_sm_clock_mhz={site.gpus[0]: 1305})
-
-    async def main() -> None:
-        async with site.linked(rules) as (link, _):
-            await link.lease("L1", site.gpus, OWNER)
-            for gpu in site.gpus:
-                request_clock(link, gpu, 900)
-            await until(lambda: site.locks() == [900, 900])
-            await link.restore(site.gpus, "end")
-            assert site.locks() == [1305, None]
-
-    run(main())
+    async with site.linked(rules) as (link, _):
+        await link.lease("L1", site.gpus, OWNER)
+        for gpu in site.gpus:
+            request_clock(link, gpu, 900)
+        await until(lambda: site.locks() == [900, 900])
+        await link.restore(site.gpus, "end")
+        assert site.locks() == [1305, None]
 
 
-def test_policy_restore_removes_a_foreign_lock_only_at_the_end(site: Site) -> None:
+async def test_policy_restore_removes_a_foreign_lock_only_at_the_end(site: Site) -> None:
     site.start_worker()
-
-    async def main() -> None:
-        async with site.linked(RestoreRules(RestorePolicy.RESTORE)) as (link, received):
-            await link.lease("L1", site.gpus, OWNER)
-            request_clock(link, site.gpus[0], 900)
-            await until(lambda: site.locks()[0] == 900)
-            site.host.lock_sm_clock(site.gpus[0], 1305)
-            await until(lambda: bool(received.health_changes))
-            assert "another program changed its clock lock" in received.health_changes[-1].detail
-            assert site.locks()[0] == 1305
-            await link.restore(site.gpus, "end")
-            assert site.locks() == [None, None]
-
-    run(main())
+    async with site.linked(RestoreRules(RestorePolicy.RESTORE)) as (link, received):
+        await link.lease("L1", site.gpus, OWNER)
+        request_clock(link, site.gpus[0], 900)
+        await until(lambda: site.locks()[0] == 900)
+        site.host.lock_sm_clock(site.gpus[0], 1305)
+        await until(lambda: bool(received.health_changes))
+        assert "another program changed its clock lock" in received.health_changes[-1].detail
+        assert site.locks()[0] == 1305
+        await link.restore(site.gpus, "end")
+        assert site.locks() == [None, None]
 
 
-def test_policy_keep_restores_clocks_when_the_next_daemon_connects(site: Site) -> None:
+async def test_policy_keep_restores_clocks_when_the_next_daemon_connects(site: Site) -> None:
     """The next daemon measures its jobs at full speed."""
     site.start_worker()
-
-    async def main() -> None:
-        async with site.linked(KEEP) as (link, _):
-            await link.lease("L1", site.gpus, OWNER)
-            for gpu in site.gpus:
-                request_clock(link, gpu, 900)
-            await until(lambda: site.locks() == [900, 900])
-            outcomes = await link.restore(site.gpus, "the daemon was stopped", is_daemon_ending=True)
-            assert {o.result for o in outcomes} == {RestoreResult.KEPT}
-        assert site.locks() == [900, 900]
-        async with site.linked(KEEP):
-            await until(lambda: site.locks() == [None, None])
-            await until(lambda: site.journalled() == set())
-
-    run(main())
+    async with site.linked(KEEP) as (link, _):
+        await link.lease("L1", site.gpus, OWNER)
+        for gpu in site.gpus:
+            request_clock(link, gpu, 900)
+        await until(lambda: site.locks() == [900, 900])
+        outcomes = await link.restore(site.gpus, "the daemon was stopped", is_daemon_ending=True)
+        assert {o.result for o in outcomes} == {RestoreResult.KEPT}
+    assert site.locks() == [900, 900]
+    async with site.linked(KEEP):
+        await until(lambda: site.locks() == [None, None])
+        await until(lambda: site.journalled() == set())
 
 
 def test_daemon_with_policy_keep_stops_without_changing_a_running_job(tmp_path: Path) -> None:

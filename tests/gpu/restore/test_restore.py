@@ -41,18 +41,6 @@ def test_configured_baseline_is_restored_instead_of_no_lock(host: SimulatedHost,
     assert _locks(host) == [1380, 1380]
 
 
-def test_restore_is_idempotent(host: SimulatedHost, journal: Journal) -> None:
-    journal.add(_entries(host))
-    _lock_all(host, 900)
-
-    first = restore(journal.path)
-    second = restore(journal.path)
-
-    assert len(first) == 2
-    assert second == ()
-    assert _locks(host) == [None, None]
-
-
 def test_missing_journal_or_folder_restores_nothing(tmp_path: Path) -> None:
     assert restore(tmp_path / "journal.json") == ()
     assert restore(tmp_path / "absent" / "journal.json") == ()

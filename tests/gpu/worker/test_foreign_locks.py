@@ -86,69 +86,59 @@ def test_a_lease_stays_below_a_foreign_lock_and_restores_it(site: Site, clock_mh
     asyncio.run(restart())
 
 
-def test_a_foreign_lock_that_its_owner_removes_is_forgotten_and_one_that_he_changes_is_followed(site: Site) -> None:
+async def test_a_foreign_lock_that_its_owner_removes_is_forgotten_and_one_that_he_changes_is_followed(
+    site: Site,
+) -> None:
     gpu = site.gpus[0]
     Journal(site.folder / "journal.json").record_foreign_lock(gpu, 1110)
     site.host.lock_sm_clock(gpu, 1110)
-
-    async def scenario() -> None:
-        site.start_worker()
-        async with site.linked() as (link, received):
-            await until(lambda: foreign_mhz(received, gpu) == 1110)
-            await until(lambda: is_seen_at(received, gpu, 1110))
-            site.host.lock_sm_clock(gpu, 900)
-            await until(lambda: foreign_mhz(received, gpu) == 900)
-            site.host.reset_sm_clock(gpu)
-            await until(lambda: foreign_mhz(received, gpu) is None)
-            await link.lease("L1", [gpu], OWNER)
-            request_clock(link, gpu, 1410)
-            await until(lambda: site.locks() == [1410, None])
-            await link.restore([gpu], "the job ended")
-        assert site.locks() == [None, None]
-
-    asyncio.run(scenario())
+    site.start_worker()
+    async with site.linked() as (link, received):
+        await until(lambda: foreign_mhz(received, gpu) == 1110)
+        await until(lambda: is_seen_at(received, gpu, 1110))
+        site.host.lock_sm_clock(gpu, 900)
+        await until(lambda: foreign_mhz(received, gpu) == 900)
+        site.host.reset_sm_clock(gpu)
+        await until(lambda: foreign_mhz(received, gpu) is None)
+        await link.lease("L1", [gpu], OWNER)
+        request_clock(link, gpu, 1410)
+        await until(lambda: site.locks() == [1410, None])
+        await link.restore([gpu], "the job ended")
+    assert site.locks() == [None, None]
 
 
-def test_our_own_lock_that_was_taken_for_replaced_is_not_left(site: Site) -> None:
+async def test_our_own_lock_that_was_taken_for_replaced_is_not_left(site: Site) -> None:
     """A GPU that was slower for a while, without a reason that its driver names, and then runs at our lock again."""
     gpu = site.gpus[0]
+    site.start_worker()
+    async with site.linked() as (link, received):
+        await link.lease("L1", [gpu], OWNER)
+        request_clock(link, gpu, 900)
+        await until(lambda: is_seen_at(received, gpu, 900))
+        site.host.lock_sm_clock(gpu, 600)
+        await until(lambda: foreign_mhz(received, gpu) == 600)
+        await until(lambda: is_seen_at(received, gpu, 600))
 
-    async def scenario() -> None:
-        site.start_worker()
-        async with site.linked() as (link, received):
-            await link.lease("L1", [gpu], OWNER)
-            request_clock(link, gpu, 900)
-            await until(lambda: is_seen_at(received, gpu, 900))
-            site.host.lock_sm_clock(gpu, 600)
-            await until(lambda: foreign_mhz(received, gpu) == 600)
-            await until(lambda: is_seen_at(received, gpu, 600))
+        site.host.lock_sm_clock(gpu, 900)
 
-            site.host.lock_sm_clock(gpu, 900)
-
-            await until(lambda: site.locks() == [None, None])
-            await until(lambda: foreign_mhz(received, gpu) is None)
-            assert received.health(gpu) is GpuHealth.OK
-            assert Journal(site.folder / "journal.json").foreign_locks_mhz() == {}
-
-    asyncio.run(scenario())
-
-
-def test_with_policy_restore_foreign_locks_are_neither_kept_nor_put_back(site: Site) -> None:
-    gpu = site.gpus[0]
-
-    async def scenario() -> None:
-        site.start_worker()
-        async with site.linked(RestoreRules(RestorePolicy.RESTORE)) as (link, received):
-            await link.lease("L1", [gpu], OWNER)
-            request_clock(link, gpu, 900)
-            await until(lambda: received.clock_changes and received.clock_changes[-1].effective_mono_ns)
-            site.host.lock_sm_clock(gpu, 1110)
-            await until(lambda: received.health(gpu) is GpuHealth.DEGRADED)
-            await link.restore([gpu], "the job ended")
-        assert site.locks() == [None, None]
+        await until(lambda: site.locks() == [None, None])
+        await until(lambda: foreign_mhz(received, gpu) is None)
+        assert received.health(gpu) is GpuHealth.OK
         assert Journal(site.folder / "journal.json").foreign_locks_mhz() == {}
 
-    asyncio.run(scenario())
+
+async def test_with_policy_restore_foreign_locks_are_neither_kept_nor_put_back(site: Site) -> None:
+    gpu = site.gpus[0]
+    site.start_worker()
+    async with site.linked(RestoreRules(RestorePolicy.RESTORE)) as (link, received):
+        await link.lease("L1", [gpu], OWNER)
+        request_clock(link, gpu, 900)
+        await until(lambda: received.clock_changes and received.clock_changes[-1].effective_mono_ns)
+        site.host.lock_sm_clock(gpu, 1110)
+        await until(lambda: received.health(gpu) is GpuHealth.DEGRADED)
+        await link.restore([gpu], "the job ended")
+    assert site.locks() == [None, None]
+    assert Journal(site.folder / "journal.json").foreign_locks_mhz() == {}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.worker.leases import HandoverResult, LeaseHandover
 from tests.support.worker_link import WorkerLink
-from tests.support.worker_site import OWNER, Site, request_clock, run, simulated_site, until, with_worker
+from tests.support.worker_site import OWNER, Site, request_clock, simulated_site, until, with_worker
 
 TOKEN = "0123456789abcdef" * 2
 
@@ -30,73 +30,53 @@ async def lower_and_go(site: Site, keep_s: float) -> None:
 
 
 @pytest.mark.fault(40)
-def test_daemon_with_the_handover_token_takes_over_the_leases(site: Site) -> None:
+async def test_daemon_with_the_handover_token_takes_over_the_leases(site: Site) -> None:
     site.start_worker()
-
-    async def main() -> None:
-        await lower_and_go(site, 60.0)
-        async with site.linked(token=TOKEN) as (link, received):
-            assert link.welcome.has_taken_over
-            assert site.locks() == [1110, None]
-            request_clock(link, site.gpus[0], 1050)
-            await until(lambda: bool(received.clock_changes))
-            assert site.locks() == [1050, None]
-        await until(lambda: site.locks() == [None, None])
-
-    run(main())
+    await lower_and_go(site, 60.0)
+    async with site.linked(token=TOKEN) as (link, received):
+        assert link.welcome.has_taken_over
+        assert site.locks() == [1110, None]
+        request_clock(link, site.gpus[0], 1050)
+        await until(lambda: bool(received.clock_changes))
+        assert site.locks() == [1050, None]
+    await until(lambda: site.locks() == [None, None])
 
 
 @pytest.mark.fault(40)
 @pytest.mark.parametrize("token", ["", "f" * 32])
-def test_daemon_without_the_handover_token_finds_every_clock_restored(site: Site, token: str) -> None:
+async def test_daemon_without_the_handover_token_finds_every_clock_restored(site: Site, token: str) -> None:
     site.start_worker()
-
-    async def main() -> None:
-        await lower_and_go(site, 60.0)
-        async with site.linked(token=token) as (link, _):
-            assert not link.welcome.has_taken_over
-            await until(lambda: site.locks() == [None, None])
-
-    run(main())
+    await lower_and_go(site, 60.0)
+    async with site.linked(token=token) as (link, _):
+        assert not link.welcome.has_taken_over
+        await until(lambda: site.locks() == [None, None])
 
 
-def test_expired_handover_restores_the_clocks(site: Site) -> None:
+async def test_expired_handover_restores_the_clocks(site: Site) -> None:
     site.start_worker()
-
-    async def main() -> None:
-        await lower_and_go(site, 0.2)
-        await until(lambda: site.locks() == [None, None] and not site.journalled())
-
-    run(main())
+    await lower_and_go(site, 0.2)
+    await until(lambda: site.locks() == [None, None] and not site.journalled())
 
 
-def test_worker_that_exits_with_its_daemon_keeps_no_leases(site: Site) -> None:
+async def test_worker_that_exits_with_its_daemon_keeps_no_leases(site: Site) -> None:
     worker = site.start_worker("--exit-with-daemon")
-
-    async def main() -> None:
-        await lower_and_go(site, 60.0)
-        await until(lambda: worker.poll() is not None)
-        assert site.locks() == [None, None]
-
-    run(main())
+    await lower_and_go(site, 60.0)
+    await until(lambda: worker.poll() is not None)
+    assert site.locks() == [None, None]
 
 
 @pytest.mark.fault(5)
-def test_silent_daemon_is_assumed_dead_and_its_clocks_are_restored(site: Site) -> None:
+async def test_silent_daemon_is_assumed_dead_and_its_clocks_are_restored(site: Site) -> None:
     site.start_worker("--daemon-silence-limit-s", "0.5")
-
-    async def main() -> None:
-        async with site.linked() as (link, received):
-            await link.lease("L1", site.gpus[:1], OWNER)
-            request_clock(link, site.gpus[0], 1110)
-            await until(lambda: site.locks() == [1110, None])
-            await until(lambda: site.locks() == [None, None])
-            await until(lambda: bool(received.lost))
-        async with site.linked() as (link, _):
-            for _ in range(8):
-                await link.ping()
-
-    run(main())
+    async with site.linked() as (link, received):
+        await link.lease("L1", site.gpus[:1], OWNER)
+        request_clock(link, site.gpus[0], 1110)
+        await until(lambda: site.locks() == [1110, None])
+        await until(lambda: site.locks() == [None, None])
+        await until(lambda: bool(received.lost))
+    async with site.linked() as (link, _):
+        for _ in range(8):
+            await link.ping()
 
 
 @with_worker

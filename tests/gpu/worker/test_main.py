@@ -226,83 +226,38 @@ def test_a_worker_whose_daemon_ended_before_it_had_started_ends_too(site: Site) 
     assert worker.wait(timeout=LIMIT_S) == 0
 
 
-def test_every_gpu_is_restored_when_the_daemon_is_gone(site: Site) -> None:
-    worker = site.start_worker("--exit-with-daemon")
-
-    async def main() -> None:
-        async with site.linked() as (link, _):
-            await link.lease("L1", site.gpus, OWNER)
-            for gpu in site.gpus:
-                request_clock(link, gpu, 900)
-            await until(lambda: site.locks() == [900, 900, 900])
-
-    run(main())
-
-    assert worker.wait(timeout=LIMIT_S) == 0
-    assert site.locks() == [None, None, None]
-    assert site.journalled() == set()
-    assert not (site.folder / "link.sock").exists()
-
-
-def test_next_daemon_is_served_after_the_first_is_gone(site: Site) -> None:
+async def test_second_daemon_is_refused_while_one_is_connected(site: Site) -> None:
     site.start_worker()
-
-    async def main() -> None:
-        async with site.linked() as (link, _):
-            await link.lease("L1", site.gpus, OWNER)
-            request_clock(link, site.gpus[0], 900)
-            await until(lambda: site.locks()[0] == 900)
-        await until(lambda: site.locks() == [None, None, None])
-        async with site.linked() as (link, _):
-            await link.lease("L2", site.gpus, OWNER)
-
-    run(main())
-
-
-def test_second_daemon_is_refused_while_one_is_connected(site: Site) -> None:
-    site.start_worker()
-
-    async def main() -> None:
-        async with site.linked():
-            with pytest.raises((GpuError, DriverError), match="another daemon is connected"):
-                async with site.linked():
-                    pass
-
-    run(main())
+    async with site.linked():
+        with pytest.raises((GpuError, DriverError), match="another daemon is connected"):
+            async with site.linked():
+                pass
 
 
 @pytest.mark.kill
-def test_sentinel_restores_clocks_when_the_worker_is_killed(site: Site) -> None:
+async def test_sentinel_restores_clocks_when_the_worker_is_killed(site: Site) -> None:
     worker = site.start_worker()
-
-    async def main() -> None:
-        async with site.linked() as (link, _):
-            await link.lease("L1", site.gpus, OWNER)
-            for gpu in site.gpus:
-                request_clock(link, gpu, 900)
-            await until(lambda: site.locks() == [900, 900, 900])
-            worker.kill()
-            await until(lambda: site.locks() == [None, None, None])
-            await until(lambda: site.journalled() == set())
-
-    run(main())
+    async with site.linked() as (link, _):
+        await link.lease("L1", site.gpus, OWNER)
+        for gpu in site.gpus:
+            request_clock(link, gpu, 900)
+        await until(lambda: site.locks() == [900, 900, 900])
+        worker.kill()
+        await until(lambda: site.locks() == [None, None, None])
+        await until(lambda: site.journalled() == set())
 
 
-def test_sentinel_ends_with_a_worker_that_stops_in_order_and_not_before(site: Site) -> None:
+async def test_sentinel_ends_with_a_worker_that_stops_in_order_and_not_before(site: Site) -> None:
     worker = site.start_worker()
-
-    async def main() -> None:
-        async with site.linked() as (link, _):
-            pidfd = os.pidfd_open(link.welcome.sentinel_pid)
-            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-            assert (await link.ping()).num_late_ticks >= 0
-            assert select.select([pidfd], [], [], 0)[0] == []
-            worker.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(worker.wait, 20) == 0
-            assert (await asyncio.to_thread(select.select, [pidfd], [], [], 20))[0] == [pidfd]
-            os.close(pidfd)
-
-    run(main())
+    async with site.linked() as (link, _):
+        pidfd = os.pidfd_open(link.welcome.sentinel_pid)
+        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        assert (await link.ping()).num_late_ticks >= 0
+        assert select.select([pidfd], [], [], 0)[0] == []
+        worker.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(worker.wait, 20) == 0
+        assert (await asyncio.to_thread(select.select, [pidfd], [], [], 20))[0] == [pidfd]
+        os.close(pidfd)
 
 
 def test_death_of_a_process_restores_its_gpus_without_a_request_of_the_daemon(site: Site) -> None:
@@ -332,21 +287,17 @@ def test_death_of_a_process_restores_its_gpus_without_a_request_of_the_daemon(si
 
 
 @pytest.mark.kill
-def test_restore_command_restores_clocks_after_a_killed_worker(site: Site) -> None:
+async def test_restore_command_restores_clocks_after_a_killed_worker(site: Site) -> None:
     worker = site.start_worker()
-
-    async def main() -> None:
-        async with site.linked() as (link, received):
-            await link.lease("L1", site.gpus, OWNER)
-            for gpu in site.gpus:
-                request_clock(link, gpu, 900)
-            await until(lambda: site.locks() == [900, 900, 900])
-            site.kill(worker, link)
-            await until(lambda: bool(received.lost))
-            with pytest.raises(GpuError, match="the GPU worker is gone"):
-                await link.ping()
-
-    run(main())
+    async with site.linked() as (link, received):
+        await link.lease("L1", site.gpus, OWNER)
+        for gpu in site.gpus:
+            request_clock(link, gpu, 900)
+        await until(lambda: site.locks() == [900, 900, 900])
+        site.kill(worker, link)
+        await until(lambda: bool(received.lost))
+        with pytest.raises(GpuError, match="the GPU worker is gone"):
+            await link.ping()
     assert site.locks() == [900, 900, 900]
 
     would = restore(site.folder / "journal.json", is_dry_run=True)
@@ -361,17 +312,13 @@ def test_restore_command_restores_clocks_after_a_killed_worker(site: Site) -> No
 
 @pytest.mark.fault(6)
 @pytest.mark.kill
-def test_next_worker_restores_what_a_killed_one_left(site: Site) -> None:
+async def test_next_worker_restores_what_a_killed_one_left(site: Site) -> None:
     worker = site.start_worker()
-
-    async def main() -> None:
-        async with site.linked() as (link, _):
-            await link.lease("L1", site.gpus, OWNER)
-            request_clock(link, site.gpus[2], 900)
-            await until(lambda: site.locks()[2] == 900)
-            site.kill(worker, link)
-
-    run(main())
+    async with site.linked() as (link, _):
+        await link.lease("L1", site.gpus, OWNER)
+        request_clock(link, site.gpus[2], 900)
+        await until(lambda: site.locks()[2] == 900)
+        site.kill(worker, link)
     worker.wait()
 
     site.start_worker()
@@ -393,45 +340,26 @@ async def test_restore_command_overrides_a_running_worker(site: Site, link: Work
     assert site.locks() == [None, None, None]
 
 
-def test_sigterm_restores_and_ends(site: Site) -> None:
+async def test_sigterm_restores_and_ends(site: Site) -> None:
     worker = site.start_worker()
-
-    async def main() -> None:
-        async with site.linked() as (link, _):
-            await link.lease("L1", site.gpus, OWNER)
-            request_clock(link, site.gpus[0], 900)
-            await until(lambda: site.locks()[0] == 900)
-            worker.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(worker.wait, 20) == 0
-            assert site.locks() == [None, None, None]
-
-    run(main())
-
-
-def test_damaged_journal_is_moved_aside_and_every_gpu_reset(site: Site) -> None:
-    site.host.lock_sm_clock(site.gpus[1], 600)
-    (site.folder / "journal.json").write_text("{broken")
-    (site.folder / "journal.json").chmod(0o600)
-
-    site.start_worker()
-
-    wait_until(lambda: site.locks() == [None, None, None])
-    wait_until(lambda: any(site.folder.glob("journal.json.corrupt-*")))
+    async with site.linked() as (link, _):
+        await link.lease("L1", site.gpus, OWNER)
+        request_clock(link, site.gpus[0], 900)
+        await until(lambda: site.locks()[0] == 900)
+        worker.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(worker.wait, 20) == 0
+        assert site.locks() == [None, None, None]
 
 
 @pytest.mark.fault(54)
-def test_worker_starts_with_a_bad_entry_resets_its_gpu_and_says_where_the_journal_is_kept(site: Site) -> None:
+async def test_worker_starts_with_a_bad_entry_resets_its_gpu_and_says_where_the_journal_is_kept(site: Site) -> None:
     worker = site.start_worker()
-
-    async def main() -> None:
-        async with site.linked() as (link, _):
-            await link.lease("L1", site.gpus, OWNER)
-            for gpu in site.gpus:
-                request_clock(link, gpu, 900)
-            await until(lambda: site.locks() == [900, 900, 900])
-            site.kill(worker, link)
-
-    run(main())
+    async with site.linked() as (link, _):
+        await link.lease("L1", site.gpus, OWNER)
+        for gpu in site.gpus:
+            request_clock(link, gpu, 900)
+        await until(lambda: site.locks() == [900, 900, 900])
+        site.kill(worker, link)
     worker.wait()
     path = site.folder / "journal.json"
     document = json.loads(path.read_text())
@@ -451,34 +379,28 @@ def test_worker_starts_with_a_bad_entry_resets_its_gpu_and_says_where_the_journa
     assert f"is damaged: saved_value of an entry is nan, and 1 more; moved it to {kept}; resetting" in log
 
 
-def test_samples_carry_the_counter_as_of_its_updates(site: Site) -> None:
+async def test_samples_carry_the_counter_as_of_its_updates(site: Site) -> None:
     site.start_worker()
-
-    async def main() -> None:
-        async with site.linked() as (_, received):
-            await until(
-                lambda: len({s.energy_edge_mono_ns for s in received.samples if s.gpu_uuid == site.gpus[0]}) > 12
-            )
-            mine = [s for s in received.samples if s.gpu_uuid == site.gpus[0] and s.energy_edge_mono_ns is not None]
-            assert all(s.read_mono_ns >= (s.energy_edge_mono_ns or 0) for s in mine)
-            edges = [
-                (before, after)
-                for before, after in pairwise(mine)
-                if before.energy_edge_mono_ns != after.energy_edge_mono_ns
-            ]
-            (before_first, first), *_, (before_last, last) = edges
-            assert first.energy_edge_mono_ns is not None
-            assert last.energy_edge_mono_ns is not None
-            assert first.total_energy_j is not None
-            assert last.total_energy_j is not None
-            passed_s = (last.energy_edge_mono_ns - first.energy_edge_mono_ns) / 1e9
-            # An update is known to lie between two readings, which are far apart on a busy machine.
-            unknown_ns = first.read_mono_ns - before_first.read_mono_ns + last.read_mono_ns - before_last.read_mono_ns
-            expected_s = (last.total_energy_j - first.total_energy_j) / 83.64
-            assert passed_s == pytest.approx(expected_s, rel=0.05, abs=unknown_ns / 1e9)
-            assert all(s.power_w is not None and s.sm_clock_mhz == 1410 for s in mine)
-
-    run(main())
+    async with site.linked() as (_, received):
+        await until(lambda: len({s.energy_edge_mono_ns for s in received.samples if s.gpu_uuid == site.gpus[0]}) > 12)
+        mine = [s for s in received.samples if s.gpu_uuid == site.gpus[0] and s.energy_edge_mono_ns is not None]
+        assert all(s.read_mono_ns >= (s.energy_edge_mono_ns or 0) for s in mine)
+        edges = [
+            (before, after)
+            for before, after in pairwise(mine)
+            if before.energy_edge_mono_ns != after.energy_edge_mono_ns
+        ]
+        (before_first, first), *_, (before_last, last) = edges
+        assert first.energy_edge_mono_ns is not None
+        assert last.energy_edge_mono_ns is not None
+        assert first.total_energy_j is not None
+        assert last.total_energy_j is not None
+        passed_s = (last.energy_edge_mono_ns - first.energy_edge_mono_ns) / 1e9
+        # An update is known to lie between two readings, which are far apart on a busy machine.
+        unknown_ns = first.read_mono_ns - before_first.read_mono_ns + last.read_mono_ns - before_last.read_mono_ns
+        expected_s = (last.total_energy_j - first.total_energy_j) / 83.64
+        assert passed_s == pytest.approx(expected_s, rel=0.05, abs=unknown_ns / 1e9)
+        assert all(s.power_w is not None and s.sm_clock_mhz == 1410 for s in mine)
 
 
 MALFORMED_DATAGRAMS = (
@@ -509,7 +431,7 @@ def test_malformed_datagram_is_a_protocol_error(datagram: bytes) -> None:
         decode(datagram)
 
 
-def test_malformed_datagrams_do_not_disturb_the_worker(site: Site) -> None:
+async def test_malformed_datagrams_do_not_disturb_the_worker(site: Site) -> None:
     site.start_worker()
     wait_until((site.folder / "link.sock").is_socket)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as raw:
@@ -525,12 +447,8 @@ def test_malformed_datagrams_do_not_disturb_the_worker(site: Site) -> None:
             replies[request_id] = message
         assert replies[1] == Failed("Done is not a request")
         assert str(replies[2]).startswith("Failed(error=\"no GPU 'GPU-none'; known GPUs: ")
-
-    async def main() -> None:
-        async with site.linked() as (link, _):
-            assert len(link.welcome.identities) == 3
-
-    run(main())
+    async with site.linked() as (link, _):
+        assert len(link.welcome.identities) == 3
 
 
 def test_socket_is_not_accessible_to_other_users(site: Site) -> None:
@@ -540,48 +458,40 @@ def test_socket_is_not_accessible_to_other_users(site: Site) -> None:
     assert stat.S_IMODE((site.folder / "link.sock").stat().st_mode) == 0o660
 
 
-def test_second_worker_on_a_socket_exits_and_a_stale_socket_is_replaced(site: Site) -> None:
+async def test_second_worker_on_a_socket_exits_and_a_stale_socket_is_replaced(site: Site) -> None:
     first = site.start_worker()
-
-    async def main() -> None:
-        async with site.linked():
-            second = site.start_worker()
-            assert await asyncio.to_thread(second.wait, 20) == 2
-            assert second.stderr is not None
-            assert b"a worker already listens" in second.stderr.read()
-        first.kill()
-        first.wait()
-        site.start_worker()
-        async with site.linked():
-            pass
-
-    run(main())
+    async with site.linked():
+        second = site.start_worker()
+        assert await asyncio.to_thread(second.wait, 20) == 2
+        assert second.stderr is not None
+        assert b"a worker already listens" in second.stderr.read()
+    first.kill()
+    first.wait()
+    site.start_worker()
+    async with site.linked():
+        pass
 
 
 @pytest.mark.fault(4)
-def test_the_worker_of_the_next_daemon_waits_until_that_of_a_killed_one_has_ended(site: Site) -> None:
+async def test_the_worker_of_the_next_daemon_waits_until_that_of_a_killed_one_has_ended(site: Site) -> None:
     """Killed daemon and next daemon: the old worker restores first, and the new link is one to the new worker."""
     first = site.start_worker("--exit-with-daemon")
     log = first.stderr
     assert log is not None
-
-    async def main() -> None:
-        async with site.linked() as (link, _):
-            await link.lease("L1", site.gpus, OWNER)
-            request_clock(link, site.gpus[0], 900)
-            await until(lambda: site.locks()[0] == 900)
-            second = site.start_worker("--exit-with-daemon")
-            # It has found the first one listening.
-            assert b"another daemon is connected" in await asyncio.to_thread(log.readline)
-            connecting = asyncio.create_task(site.connect(second.pid))
-        link = await connecting
-        assert (first.wait(LIMIT_S), second.poll()) == (0, None)
-        assert link.welcome.pid == second.pid
-        assert site.locks() == [None, None, None]
-        await link.close()
-        assert await asyncio.to_thread(second.wait, 20) == 0
-
-    run(main())
+    async with site.linked() as (link, _):
+        await link.lease("L1", site.gpus, OWNER)
+        request_clock(link, site.gpus[0], 900)
+        await until(lambda: site.locks()[0] == 900)
+        second = site.start_worker("--exit-with-daemon")
+        # It has found the first one listening.
+        assert b"another daemon is connected" in await asyncio.to_thread(log.readline)
+        connecting = asyncio.create_task(site.connect(second.pid))
+    link = await connecting
+    assert (first.wait(LIMIT_S), second.poll()) == (0, None)
+    assert link.welcome.pid == second.pid
+    assert site.locks() == [None, None, None]
+    await link.close()
+    assert await asyncio.to_thread(second.wait, 20) == 0
 
 
 def test_a_listener_in_another_pid_namespace_is_named_in_one_line(tmp_path: Path) -> None:

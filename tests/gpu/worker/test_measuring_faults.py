@@ -75,42 +75,34 @@ def test_power_is_the_instantaneous_field_with_the_averaged_call_as_fallback(
 
 
 @pytest.mark.fault(31)
-def test_driver_stays_open_under_a_lease_so_that_locks_persist(site: Site, nvml_world: NvmlWorld) -> None:
+async def test_driver_stays_open_under_a_lease_so_that_locks_persist(site: Site, nvml_world: NvmlWorld) -> None:
     for index in range(3):
         nvml_world.control.set_persistence(index, is_on=False)
     nvml_world.control.inject("nvmlShutdown")
     site.start_worker()
-
-    async def main() -> None:
-        async with site.linked() as (link, received):
-            await link.lease("L1", site.gpus, OWNER)
-            for clock in (900, 1005, 900):
-                request_clock(link, site.gpus[0], clock)
-                await until(lambda clock=clock: site.locks()[0] == clock)  # type: ignore[misc]
-            await until(lambda: len(received.samples) > 30)
-            assert nvml_world.control.num_hits("nvmlShutdown") == 0
-            assert site.locks()[0] == 900
-
-    run(main())
+    async with site.linked() as (link, received):
+        await link.lease("L1", site.gpus, OWNER)
+        for clock in (900, 1005, 900):
+            request_clock(link, site.gpus[0], clock)
+            await until(lambda clock=clock: site.locks()[0] == clock)  # type: ignore[misc]
+        await until(lambda: len(received.samples) > 30)
+        assert nvml_world.control.num_hits("nvmlShutdown") == 0
+        assert site.locks()[0] == 900
 
 
 @pytest.mark.fault(49)
-def test_readings_that_take_longer_than_the_period_are_skipped_counted_and_never_queued(
+async def test_readings_that_take_longer_than_the_period_are_skipped_counted_and_never_queued(
     site: Site, nvml_world: NvmlWorld
 ) -> None:
     nvml_world.control.inject("nvmlDeviceGetClockInfo", delay_s=0.03)
     site.start_worker("--sample-period-s", "0.01")
-
-    async def main() -> None:
-        async with site.linked() as (link, received):
-            await until(lambda: len(received.samples) > 30)
-            counters = await link.ping()
-            # Three GPUs of 30 ms each: of ten ticks at most one is kept.
-            assert counters.num_late_ticks > len(received.samples)
-            read_ns = [s.read_mono_ns for s in received.samples if s.gpu_uuid == site.gpus[0]]
-            assert (read_ns[-1] - read_ns[0]) / (len(read_ns) - 1) > 80_000_000
-            await link.lease("L1", site.gpus, OWNER)
-            request_clock(link, site.gpus[1], 900)
-            await until(lambda: site.locks()[1] == 900)
-
-    run(main())
+    async with site.linked() as (link, received):
+        await until(lambda: len(received.samples) > 30)
+        counters = await link.ping()
+        # Three GPUs of 30 ms each: of ten ticks at most one is kept.
+        assert counters.num_late_ticks > len(received.samples)
+        read_ns = [s.read_mono_ns for s in received.samples if s.gpu_uuid == site.gpus[0]]
+        assert (read_ns[-1] - read_ns[0]) / (len(read_ns) - 1) > 80_000_000
+        await link.lease("L1", site.gpus, OWNER)
+        request_clock(link, site.gpus[1], 900)
+        await until(lambda: site.locks()[1] == 900)

@@ -1,6 +1,5 @@
 """Resets by commands that an idle GPU does not show: confirmed, or found out and repeated, once the GPU computes."""
 
-import asyncio
 import contextlib
 import os
 import shutil
@@ -88,90 +87,75 @@ async def lowered_and_reset_while_idle(site: CommandSite, behaviour: str) -> Asy
         yield link, received
 
 
-def test_a_reset_that_had_an_effect_is_confirmed_under_load_without_another_command(site: CommandSite) -> None:
-    async def scenario() -> None:
-        async with lowered_and_reset_while_idle(site, "works") as (_, received):
-            num_resets = site.num_resets()
-            site.compute()
+async def test_a_reset_that_had_an_effect_is_confirmed_under_load_without_another_command(site: CommandSite) -> None:
+    async with lowered_and_reset_while_idle(site, "works") as (_, received):
+        num_resets = site.num_resets()
+        site.compute()
 
-            await until(lambda: received.health(site.gpus[0]) is GpuHealth.OK)
+        await until(lambda: received.health(site.gpus[0]) is GpuHealth.OK)
 
-            assert (site.journalled(), site.num_resets(), site.locks()) == (set(), num_resets, [None])
-
-    asyncio.run(scenario())
+        assert (site.journalled(), site.num_resets(), site.locks()) == (set(), num_resets, [None])
 
 
 @pytest.mark.fault(6)
-def test_a_reset_without_effect_on_an_idle_gpu_is_repeated_when_load_comes(site: CommandSite) -> None:
-    async def scenario() -> None:
-        async with lowered_and_reset_while_idle(site, "lies") as (_, received):
-            assert site.locks() == [900]
-            site.let_reset("works")
-            num_resets = site.num_resets()
-            site.compute()
+async def test_a_reset_without_effect_on_an_idle_gpu_is_repeated_when_load_comes(site: CommandSite) -> None:
+    async with lowered_and_reset_while_idle(site, "lies") as (_, received):
+        assert site.locks() == [900]
+        site.let_reset("works")
+        num_resets = site.num_resets()
+        site.compute()
 
-            await until(lambda: received.health(site.gpus[0]) is GpuHealth.OK)
+        await until(lambda: received.health(site.gpus[0]) is GpuHealth.OK)
 
-            assert (site.journalled(), site.num_resets(), site.locks()) == (set(), num_resets + 1, [None])
-
-    asyncio.run(scenario())
+        assert (site.journalled(), site.num_resets(), site.locks()) == (set(), num_resets + 1, [None])
 
 
 @pytest.mark.thorough
-def test_a_reset_that_never_has_an_effect_is_named_and_retried_at_intervals(site: CommandSite) -> None:
-    async def scenario() -> None:
-        async with lowered_and_reset_while_idle(site, "lies") as (_, received):
-            site.compute()
+async def test_a_reset_that_never_has_an_effect_is_named_and_retried_at_intervals(site: CommandSite) -> None:
+    async with lowered_and_reset_while_idle(site, "lies") as (_, received):
+        site.compute()
 
-            await until(lambda: received.health(site.gpus[0]) is GpuHealth.UNRESTORED)
+        await until(lambda: received.health(site.gpus[0]) is GpuHealth.UNRESTORED)
 
-            reason = received.health_changes[-1].detail
-            assert f"command reset of {site.gpus[0]} succeeded without effect: it still runs at 900 MHz" in reason
-            assert site.journalled() == set(site.gpus)
-            site.let_reset("works")
-            await until(lambda: received.health(site.gpus[0]) is GpuHealth.OK)
-            assert (site.journalled(), site.locks()) == (set(), [None])
-
-    asyncio.run(scenario())
+        reason = received.health_changes[-1].detail
+        assert f"command reset of {site.gpus[0]} succeeded without effect: it still runs at 900 MHz" in reason
+        assert site.journalled() == set(site.gpus)
+        site.let_reset("works")
+        await until(lambda: received.health(site.gpus[0]) is GpuHealth.OK)
+        assert (site.journalled(), site.locks()) == (set(), [None])
 
 
-def test_the_next_job_is_freed_from_the_lock_of_the_last_and_keeps_its_lease(site: CommandSite) -> None:
-    async def scenario() -> None:
-        async with lowered_and_reset_while_idle(site, "lies") as (link, received):
-            site.let_reset("works")
-            await link.lease("L2", site.gpus, OWNER)
-            assert site.locks() == [900]
-            site.compute()
+async def test_the_next_job_is_freed_from_the_lock_of_the_last_and_keeps_its_lease(site: CommandSite) -> None:
+    async with lowered_and_reset_while_idle(site, "lies") as (link, received):
+        site.let_reset("works")
+        await link.lease("L2", site.gpus, OWNER)
+        assert site.locks() == [900]
+        site.compute()
 
-            await until(lambda: received.health(site.gpus[0]) is GpuHealth.OK)
+        await until(lambda: received.health(site.gpus[0]) is GpuHealth.OK)
 
-            assert (site.journalled(), site.locks()) == (set(site.gpus), [None])
-            request_clock(link, site.gpus[0], 1110)
-            await until(lambda: site.locks() == [1110])
-            (outcome,) = await link.restore(site.gpus, "the job ended")
-            assert outcome.result is RestoreResult.RESTORED  # the GPU computes, and shows it
-
-    asyncio.run(scenario())
+        assert (site.journalled(), site.locks()) == (set(site.gpus), [None])
+        request_clock(link, site.gpus[0], 1110)
+        await until(lambda: site.locks() == [1110])
+        (outcome,) = await link.restore(site.gpus, "the job ended")
+        assert outcome.result is RestoreResult.RESTORED  # the GPU computes, and shows it
 
 
 @pytest.mark.thorough
-def test_a_killed_workers_unconfirmed_reset_is_the_next_ones(site: CommandSite) -> None:
-    async def scenario() -> None:
-        worker = site.start_worker()
-        async with site.linked() as (link, _):
-            await lower_and_reset_while_idle(site, link, "lies")
-            site.kill(worker, link)
-            worker.wait()
-        (outcome,) = restore(site.folder / "journal.json")
-        assert outcome.result is RestoreResult.UNCONFIRMED
-        site.start_worker()
-        async with site.linked() as (_, received):
-            await until(lambda: received.health(site.gpus[0]) is GpuHealth.UNCONFIRMED)
-            site.let_reset("works")
-            site.compute()
+async def test_a_killed_workers_unconfirmed_reset_is_the_next_ones(site: CommandSite) -> None:
+    worker = site.start_worker()
+    async with site.linked() as (link, _):
+        await lower_and_reset_while_idle(site, link, "lies")
+        site.kill(worker, link)
+        worker.wait()
+    (outcome,) = restore(site.folder / "journal.json")
+    assert outcome.result is RestoreResult.UNCONFIRMED
+    site.start_worker()
+    async with site.linked() as (_, received):
+        await until(lambda: received.health(site.gpus[0]) is GpuHealth.UNCONFIRMED)
+        site.let_reset("works")
+        site.compute()
 
-            await until(lambda: received.health(site.gpus[0]) is GpuHealth.OK)
+        await until(lambda: received.health(site.gpus[0]) is GpuHealth.OK)
 
-            assert (site.journalled(), site.locks()) == (set(), [None])
-
-    asyncio.run(scenario())
+        assert (site.journalled(), site.locks()) == (set(), [None])
