@@ -34,21 +34,6 @@ def output(slots: list[WorkSlot], host_power_w: float = 0.0) -> JobCarbon:
     return carbon
 
 
-def test_a_constant_slowdown_saves_by_the_frontier_only() -> None:
-    carbon = output(worked([1 / 1.05] * 6, [100.0, 300.0, 200.0, 500.0, 50.0, 250.0]))
-
-    assert carbon.savings.saved_by_timing_g == pytest.approx(0.0, abs=1e-9)
-    assert carbon.savings.saved_by_frontier_g > 0
-
-
-def test_slowdown_in_dirty_hours_has_a_positive_timing_gain_and_in_clean_hours_a_negative_one() -> None:
-    dirty, clean = [400.0, 400.0, 100.0, 100.0], [100.0, 100.0, 400.0, 400.0]
-    slow_first = [1 / 1.1, 1 / 1.1, 1.0, 1.0]
-
-    assert output(worked(slow_first, list(dirty))).savings.saved_by_timing_g > 0
-    assert output(worked(slow_first, list(clean))).savings.saved_by_timing_g < 0
-
-
 @given(
     st.lists(st.tuples(st.floats(1 / 1.2, 1.0), st.floats(1.0, 900.0)), min_size=1, max_size=12),
     st.floats(0.3, 3.0),

@@ -39,49 +39,6 @@ def test_a_replica_slower_in_two_readings_becomes_the_straggler_of_all_others() 
     assert "c takes 1.2 s" in second[0].reason
 
 
-def test_a_straggler_recovers_at_its_first_fast_reading() -> None:
-    replicas = group("a", "b")
-    reported(replicas, 1.0, a=1.0, b=1.2)
-    reported(replicas, 2.0, a=1.0, b=1.2)
-
-    (change,) = reported(replicas, 3.0, b=1.01)
-
-    assert (change.job_id, change.pace) == ("a", None)
-
-
-@pytest.mark.parametrize("slower_ratio", [0.0, 0.01, 0.029])
-def test_small_differences_make_no_straggler(slower_ratio: float) -> None:
-    replicas = group("a", "b")
-
-    changes = [reported(replicas, at_s, a=1.0, b=1.0 + slower_ratio) for at_s in range(20)]
-
-    assert not any(changes)
-
-
-def test_between_the_thresholds_a_straggler_remains_one() -> None:
-    replicas = group("a", "b")
-    reported(replicas, 1.0, a=1.0, b=1.05)
-    reported(replicas, 2.0, a=1.0, b=1.05)
-
-    changes = reported(replicas, 3.0, a=1.0, b=1.02)
-
-    assert [straggler_pace_s(change) for change in changes] == [1.02]
-
-
-def test_a_faster_pace_is_followed_at_once_and_a_slower_one_after_two_readings() -> None:
-    replicas = group("a", "b")
-    reported(replicas, 1.0, a=1.0, b=1.2)
-    reported(replicas, 2.0, a=1.0, b=1.2)
-
-    faster = reported(replicas, 3.0, b=1.1)
-    slower_once = reported(replicas, 4.0, b=1.3)
-    slower_twice = reported(replicas, 5.0, b=1.3)
-
-    assert [straggler_pace_s(change) for change in faster] == [1.1]
-    assert slower_once == []
-    assert [straggler_pace_s(change) for change in slower_twice] == [1.3]
-
-
 @pytest.mark.parametrize("after_s", [1.04, 1.1, 1.3])
 def test_a_pace_that_has_changed_once_is_followed_once(after_s: float) -> None:
     """The readings before the change do not bring the former pace back, nor do messages without a new reading."""
@@ -105,51 +62,6 @@ def test_a_slower_replica_that_has_left_is_not_followed_again() -> None:
         changes += reported(replicas, 21.0 + step, a=1.0, b=1.1)
 
     assert [(change.job_id, straggler_pace_s(change)) for change in changes] == [("a", 1.1), ("b", None)]
-
-
-def test_the_slowest_replica_is_the_straggler_and_has_none_itself() -> None:
-    replicas = group("a", "b", "c")
-    for at_s in (1.0, 2.0):
-        changes = reported(replicas, at_s, a=1.0, b=1.1, c=1.3)
-
-    last = {change.job_id: straggler_pace_s(change) for change in changes}
-    assert last == {"a": 1.3, "b": 1.3}
-
-
-def test_a_replica_that_leaves_is_no_straggler() -> None:
-    replicas = group("a", "b")
-    reported(replicas, 1.0, a=1.0, b=1.2)
-    reported(replicas, 2.0, a=1.0, b=1.2)
-
-    (change,) = replicas.leave("b", 3.0)
-
-    assert (change.job_id, change.pace) == ("a", None)
-
-
-def test_a_pace_expires_after_five_of_its_iterations() -> None:
-    replicas = group("a", "b")
-    for at_s in (0.0, 12.0):
-        reported(replicas, at_s, a=10.0, b=12.0)
-
-    still = replicas.expire_paces(12.0 + 59.0)
-    silent = replicas.expire_paces(12.0 + 61.0)
-
-    assert still == ()
-    assert [(change.job_id, change.pace) for change in silent] == [("a", None)]
-    assert "sends no reports" in silent[0].reason
-
-
-def test_replicas_elsewhere_count_like_local_ones() -> None:
-    replicas = group("a")
-    reported(replicas, 1.0, a=1.0)
-
-    first = replicas.update_pace_elsewhere("a", Pace(1.2, "a replica elsewhere", 1.0), 1.1)
-    second = replicas.update_pace_elsewhere("a", Pace(1.2, "a replica elsewhere", 2.0), 2.1)
-    gone = replicas.update_pace_elsewhere("a", None, 3.0)
-
-    assert first == ()
-    assert [straggler_pace_s(change) for change in second] == [1.2]
-    assert [(change.job_id, change.pace) for change in gone] == [("a", None)]
 
 
 def test_an_expired_pace_from_elsewhere_is_ignored() -> None:

@@ -189,36 +189,3 @@ def test_each_problem_is_reported_with_its_fix(
     assert [d.level for d in found] == [level]
     assert found[0].fix is not None
     assert fix in found[0].fix
-
-
-def test_a_daemon_that_only_observes_lacks_no_permission() -> None:
-    observing = replace(DAEMON, is_observing=True, uncontrolled_gpus=("GPU-a",))
-
-    assert about(replace(WELL, daemon=observing), Subject.PERMISSIONS) == []
-
-
-def test_root_may_change_gpus_without_a_running_daemon() -> None:
-    facts = replace(WELL, daemon=ABSENT, caller=CallerFacts("root", may_change_gpus=True))
-
-    assert about(facts, Subject.PERMISSIONS) == []
-    assert "a daemon run by root may change GPUs" in {d.detail for d in diagnose(facts)}
-
-
-def test_a_missing_database_is_fine_and_an_unchecked_one_is_not_reported() -> None:
-    fresh = {d.subject: d for d in diagnose(replace(WELL, history=HistoryFacts("/h", is_there=False)))}
-    unknown = {d.subject for d in diagnose(replace(WELL, history=None, disk=None))}
-
-    assert fresh[Subject.DATABASE].level is Level.FINE
-    assert "the daemon creates it" in fresh[Subject.DATABASE].detail
-    assert unknown == set(Subject) - {Subject.DATABASE, Subject.DISK}
-
-
-@pytest.mark.parametrize(
-    ("trouble", "fix"),
-    [("an older one", "it upgrades the database"), ("Permission denied", "as root"), ("unable to open", "as root")],
-)
-def test_each_database_problem_has_its_own_fix(trouble: str, fix: str) -> None:
-    [found] = about(replace(WELL, history=HistoryFacts("/h", True, trouble)), Subject.DATABASE)
-
-    assert found.fix is not None
-    assert fix in found.fix

@@ -15,7 +15,6 @@ from gpuenergyd.core.job.messages import (
     TargetChanged,
 )
 from gpuenergyd.core.job.rules import JobRules
-from gpuenergyd.core.job.time_account import AccountRules
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from tests.support.job_run import FIRST_ASKED, PROFILING, JobRun, asked_view, kinds, plan
@@ -58,21 +57,6 @@ def test_a_plan_that_is_tried_again_is_guarded_by_its_new_iterations() -> None:
     run.pass_until(31)
 
     assert run.job.phase is JobPhase.TUNED
-
-
-def test_each_further_fault_doubles_the_wait() -> None:
-    rules = JobRules(proof_iterations=0, relearn_after_slow_plans=99, account=AccountRules(first_income_s=100.0))
-    run = JobRun(rules).following(plan("tuned-1"))
-    waits = []
-    for number in range(2, 5):
-        run.fall()
-        waits.append(run.job.retry_in_iterations)
-        run.answered_late()
-        at = run.first(AskPolicy)
-        run.decide(plan(f"tuned-{number}"))
-        run.pass_until(at + 3)
-
-    assert waits == [3 + 5, 3 + 10, 3 + 20]
 
 
 def test_after_too_many_faults_the_job_stays_at_full_speed() -> None:

@@ -14,7 +14,6 @@ from gpuenergyd.core.job.messages import (
     JobPhase,
     LeaseGpus,
     MergedIterationObserved,
-    RankJoined,
     RankLost,
     RankReleased,
     RecordPhase,
@@ -25,14 +24,11 @@ from gpuenergyd.core.job.messages import (
 from gpuenergyd.core.job.rules import JobRules, member_rules
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
-from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from tests.support.job_run import (
     APPLIED,
-    CLOCKS,
     FIRST_ASKED,
     PROFILING,
-    SCHEDULE,
     UUIDS,
     JobRun,
     asked_view,
@@ -83,12 +79,6 @@ def test_nothing_is_observed_before_all_ranks_have_joined() -> None:
     assert job.handle(MergedIterationObserved(IterationObservation(0, None, 1.0, (), ()), 0)) == ()
     assert job.handle(ControlLost("no driver")) == ()
     assert (job.num_iterations, job.view(), job.phase) == (0, None, JobPhase.JOINING)
-
-
-@pytest.mark.parametrize("rank", [-1, 2])
-def test_a_rank_outside_the_pipeline_is_refused(rank: int) -> None:
-    with pytest.raises(Exception, match=f"rank {rank}: job 'gpt' has 2 ranks"):
-        new_job().handle(RankJoined(rank, SCHEDULE.orders[0], GpuView("GPU-9", "A100", CLOCKS, 0.01)))
 
 
 def test_the_policy_sees_new_gpu_measurements_of_joined_ranks_only() -> None:

@@ -16,10 +16,6 @@ def test_a_stage_has_common_clocks_the_slowest_changes_and_the_sum_of_powers() -
     assert stage_gpu(0, [FIRST, SECOND]) == GpuView("GPU-0", "A100", (1410, 900), 0.02, 164.0, num_gpus=2)
 
 
-def test_an_unknown_power_is_unknown_for_the_stage() -> None:
-    assert stage_gpu(0, [FIRST, replace(SECOND, blocking_power_w=None)]).blocking_power_w is None
-
-
 def test_the_merge_of_merged_gpus_is_that_of_all() -> None:
     four = [FIRST, SECOND, replace(FIRST, switch_latency_s=0.03), SECOND]
 

@@ -13,7 +13,6 @@ from gpuenergyd.core.measurement.telemetry import (
     ClockHistory,
     EnergyCounter,
     MeasuredInstruction,
-    ObservedSpan,
     RankIteration,
 )
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, dependency_graph, one_forward_one_backward
@@ -45,35 +44,6 @@ def test_clock_history_sorts_late_records() -> None:
     assert list(history.clocks_between(0, 30)) == [(1410, 10), (1200, 10), (900, 10)]
 
 
-def test_clock_history_drops_only_records_that_no_later_interval_needs() -> None:
-    history = ClockHistory(1410)
-    for at_ns, clock in [(10, 1200), (20, 900), (30, 1410)]:
-        history.record(at_ns, clock)
-
-    history.forget_before(25)
-
-    assert list(history.clocks_between(25, 40)) == [(900, 5), (1410, 10)]
-    assert list(history.clocks_between(15, 22)) == [(1200, 5), (900, 2)]
-
-
-def test_energy_between_edges_is_interpolated() -> None:
-    counter = EnergyCounter()
-    for at_ns, energy_j in [(0, 100.0), (100, 110.0), (200, 140.0)]:
-        counter.record(at_ns, energy_j)
-
-    assert counter.energy_j(50, 150) == pytest.approx(20.0)
-
-
-def test_energy_beyond_the_edges_is_missing() -> None:
-    counter = EnergyCounter()
-    counter.record(0, 100.0)
-    counter.record(100, 110.0)
-
-    assert counter.energy_j(50, 101) is None
-    assert not counter.covers(101)
-    assert EnergyCounter().energy_j(0, 0) is None
-
-
 @pytest.mark.fault(16)
 def test_energy_across_a_counter_reset_is_missing_and_never_negative() -> None:
     counter = EnergyCounter()
@@ -95,32 +65,6 @@ def test_energy_adds_up_over_adjacent_windows(cuts: list[int]) -> None:
     parts = [counter.energy_j(a, b) for a, b in pairwise(instants)]
 
     assert sum(part for part in parts if part is not None) == pytest.approx(150.0)
-
-
-def test_a_clock_change_in_mid_instruction_becomes_two_shares() -> None:
-    observation, spans = _observe_one_rank(clock_change_ms=15, counter_edges=[(0, 0.0), (100, 50.0)])
-
-    (sample,) = observation.instruction_samples
-    assert [(s.sm_clock_mhz, pytest.approx(s.time_s)) for s in sample.shares] == [
-        (1410, pytest.approx(0.005)),
-        (900, pytest.approx(0.015)),
-    ]
-    assert spans[0].mean_sm_clock_mhz == pytest.approx(0.25 * 1410 + 0.75 * 900)
-
-
-def test_all_time_of_the_window_is_accounted_for() -> None:
-    observation, _ = _observe_one_rank(clock_change_ms=15, counter_edges=[(0, 0.0), (100, 50.0)])
-
-    (rank,) = observation.ranks
-    assert sum(share.time_s for share in rank.time_at) == pytest.approx(rank.window_s)
-    assert {share.kind for share in rank.time_at} == {None, InstructionKind.F}
-    assert rank.energy_j == pytest.approx(25.0)
-
-
-def test_energy_of_an_iteration_is_missing_when_one_gpu_misses_it() -> None:
-    observation, _ = _observe_one_rank(clock_change_ms=15, counter_edges=[])
-
-    assert observation.energy_j is None
 
 
 def test_communication_latency_is_measured_where_a_rank_waited() -> None:
@@ -180,27 +124,6 @@ def _observe_two_ranks(
     return observation
 
 
-def _observe_one_rank(
-    *, clock_change_ms: int, counter_edges: list[tuple[int, float]]
-) -> tuple[IterationObservation, tuple[ObservedSpan, ...]]:
-    instruction = Instruction(0, InstructionKind.F, 0)
-    schedule = one_forward_one_backward(1, 1)
-    history = ClockHistory(1410)
-    history.record(clock_change_ms * MS, 900)
-    counter = EnergyCounter()
-    for at_ms, energy_j in counter_edges:
-        counter.record(at_ms * MS, energy_j)
-    rank = RankIteration(0, 0, 0, 5 * MS, 50 * MS, 55 * MS, (MeasuredInstruction(instruction, 10 * MS, 30 * MS),))
-    return observe_iteration(
-        ranks=[rank],
-        graph=dependency_graph(schedule),
-        clocks={0: history},
-        counters={0: counter},
-        plan_id=None,
-        is_regular=True,
-    )
-
-
 def _busy_s(
     durations_ms: Mapping[Instruction, int], *, clock_mhz: int = 1000, has_replicas: bool = True
 ) -> float | None:
@@ -240,32 +163,6 @@ def test_busy_time_is_unknown_without_replicas_or_with_a_missing_instruction() -
 
     assert _busy_s(plain, has_replicas=False) is None
     assert _busy_s({other if one == ORDER[4] else one: ms for one, ms in plain.items()}) is None
-
-
-def test_energy_across_an_interruption_is_unknown() -> None:
-    counter = EnergyCounter()
-    counter.record(0, 10.0)
-    counter.record(10, 20.0)
-    counter.interrupt()
-    counter.record(20, 90.0)
-    counter.record(30, 95.0)
-
-    assert counter.energy_j(0, 10) == 10.0
-    assert counter.energy_j(10, 20) is None
-    assert counter.energy_j(20, 30) == 5.0
-
-
-def test_energy_counter_drops_only_edges_that_no_later_interval_needs() -> None:
-    counter = EnergyCounter()
-    for at_ns in range(0, 50, 10):
-        counter.record(at_ns, float(at_ns))
-
-    counter.forget_before(25)
-
-    assert counter.energy_j(20, 40) == 20.0
-    assert counter.energy_j(25, 35) == 10.0
-    assert counter.energy_j(19, 40) is None
-    assert not EnergyCounter().covers(0)
 
 
 def test_calls_are_counted_from_the_begin_of_an_interval_and_forgotten() -> None:

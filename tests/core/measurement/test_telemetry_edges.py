@@ -290,3 +290,7 @@ def test_a_launch_gap_is_measured_where_the_input_was_ready_2_ms_earlier() -> No
 
     assert observation.communication_latency_s == pytest.approx(0.005)
     assert observation.launch_gap_s == pytest.approx(0.005)
+
+
+def test_energy_of_an_iteration_without_edges_is_missing() -> None:
+    assert observed(forwards((100, 110)))[0].energy_j is None

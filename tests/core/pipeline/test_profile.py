@@ -36,22 +36,6 @@ def test_a_throttled_maximum_clock_is_not_the_fastest() -> None:
     assert _clocks(profile.pareto(0.0)) == [1300, 1350]
 
 
-def test_effective_energy_subtracts_blocking_power() -> None:
-    profile = instruction_profile([ClockOption(1400, 1.0, 100.0), ClockOption(700, 2.0, 110.0)], where="test")
-
-    assert _clocks(profile.pareto(blocking_power_w=0.0)) == [1400]
-    assert _clocks(profile.pareto(blocking_power_w=20.0)) == [1400, 700]
-
-
-def test_the_hull_excludes_points_above_the_line_of_their_neighbours() -> None:
-    profile = instruction_profile(
-        [ClockOption(1400, 1.0, 100.0), ClockOption(1200, 2.0, 95.0), ClockOption(1000, 3.0, 50.0)], where="test"
-    )
-
-    assert _clocks(profile.pareto(0.0)) == [1400, 1200, 1000]
-    assert _clocks(profile.lower_hull(0.0)) == [1400, 1000]
-
-
 @given(OPTIONS, st.floats(0.0, 200.0))
 def test_the_pareto_set_is_undominated_and_the_hull_convex(
     profile: InstructionProfile, blocking_power_w: float
@@ -68,15 +52,6 @@ def test_the_pareto_set_is_undominated_and_the_hull_convex(
         for a, b in pairwise(hull)
     ]
     assert all(a <= b + 1e-9 * abs(b) for a, b in pairwise(slopes))
-
-
-def test_clocks_are_interpolated_and_clipped_at_the_ends() -> None:
-    profile = instruction_profile([ClockOption(1400, 1.0, 100.0), ClockOption(1000, 2.0, 80.0)], where="test")
-
-    assert profile.interpolated(1200) == ClockOption(1200, 1.5, 90.0)
-    assert profile.interpolated(1400) == profile.at_max_clock
-    assert profile.interpolated(2000) == profile.at_max_clock
-    assert profile.interpolated(500).sm_clock_mhz == 1000
 
 
 @pytest.mark.parametrize(

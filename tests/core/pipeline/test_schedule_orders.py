@@ -13,11 +13,6 @@ ORDERS = {
         "F0 F1 F0.1 F1.1 F2 B0.1 F3 B1.1 F2.1 B0 F3.1 B1 B2.1 B3.1 B2 B3",
         "F0 F1 F0.1 B0.1 F1.1 B1.1 F2 B0 F3 B1 F2.1 B2.1 F3.1 B3.1 B2 B3",
     ),
-    ("interleaved", 3, 6, 2): (
-        "F0 F1 F2 F0.1 F1.1 F2.1 F3 F4 B0.1 F5 B1.1 F3.1 B2.1 F4.1 B0 F5.1 B1 B2 B3.1 B4.1 B5.1 B3 B4 B5",
-        "F0 F1 F2 F0.1 F1.1 F2.1 B0.1 F3 B1.1 F4 B2.1 F5 B0 F3.1 B1 F4.1 B2 F5.1 B3.1 B4.1 B5.1 B3 B4 B5",
-        "F0 F1 F2 F0.1 B0.1 F1.1 B1.1 F2.1 B2.1 F3 B0 F4 B1 F5 B2 F3.1 B3.1 F4.1 B4.1 F5.1 B5.1 B3 B4 B5",
-    ),
     ("looped-bfs", 2, 2, 2): ("F0 F1 F0.1 F1.1 B1.1 B0.1 B1 B0",) * 2,
     ("zb-h1", 3, 6, 1): (
         "F0 F1 F2 I0 W0 F3 I1 W1 F4 I2 W2 F5 I3 W3 I4 W4 I5 W5",
@@ -42,20 +37,6 @@ ORDERS = {
             " I3 I4.1 I4 I5.1 I5 W3 W4.1 W5.1 W4 W5"
         ),
     ),
-    ("dualpipev", 3, 7, 2): (
-        (
-            "F0 F1 F2 F3 F4 F0.1 I0.1 W0.1 F1.1 I1.1 W1.1 F2.1 F5 B2.1 F3.1 B0 F6 B3.1 F4.1 B1 B4.1 F5.1 B2 B5.1 F6.1"
-            " B3 B6.1 I4 W4 I5 W5 I6 W6"
-        ),
-        (
-            "F0 F1 F2 F0.1 F3 F1.1 I0.1 W0.1 F2.1 F4 B1.1 F3.1 B0 F5 B2.1 F4.1 B1 F6 B3.1 F5.1 B2 B4.1 F6.1 B3 B5.1"
-            " B4 I6.1 I5 W6.1 I6 W5 W6"
-        ),
-        (
-            "F0 F0.1 F1 F1.1 F2 F2.1 F3 B0.1 F3.1 B0 F4 B1.1 F4.1 B1 F5 B2.1 F5.1 B2 F6 B3.1 F6.1 B3 B4.1 B4 B5.1 I5"
-            " I6.1 I6 W5 W6.1 W6"
-        ),
-    ),
     ("dualpipev", 2, 4, 2): (
         "F0 F1 F2 F0.1 I0.1 W0.1 F1.1 F3 B1.1 F2.1 B0 B2.1 F3.1 B1 B3.1 I2 W2 I3 W3",
         "F0 F0.1 F1 F1.1 F2 B0.1 F2.1 B0 F3 B1.1 F3.1 B1 B2.1 B2 I3.1 I3 W3.1 W3",
@@ -74,19 +55,6 @@ def test_orders_of_named_schedules(sizes: tuple[str, int, int, int], orders: tup
     assert (schedule.name, schedule.num_microbatches, schedule.num_chunks) == (sizes[0], sizes[2], sizes[3])
 
 
-def test_overlapped_forwards_are_sent_with_their_backwards() -> None:
-    sent = make_schedule("dualpipev", 2, 4).sent_after
-
-    assert [tuple(map(str, pair)) for pair in sent] == [
-        ("F3@0", "B1.1@0"),
-        ("F2.1@0", "B0@0"),
-        ("F3.1@0", "B1@0"),
-        ("F2.1@1", "B0@1"),
-        ("F3@1", "B1.1@1"),
-        ("F3.1@1", "B1@1"),
-    ]
-
-
 @pytest.mark.parametrize("name", ["zbv", "dualpipev"])
 def test_v_schedules_place_stages_down_the_ranks_and_up_again(name: str) -> None:
     assert stage_of_chunk(name, 3) == ((0, 5), (1, 4), (2, 3)) == make_schedule(name, 3, 6).stage_of_chunk
@@ -98,23 +66,6 @@ def test_other_schedules_place_stages_round_robin() -> None:
     schedule = make_schedule("interleaved", 3, 6)
     assert [schedule.stage_index(r, v) for v in range(2) for r in range(3)] == [0, 1, 2, 3, 4, 5]
     assert (schedule.num_ranks, schedule.num_stages) == (3, 6)
-
-
-def test_default_and_valid_numbers_of_chunks() -> None:
-    usual = {name: (family.default_num_chunks, family.takes_any_num_chunks) for name, family in SCHEDULES.items()}
-
-    assert usual == {
-        "gpipe": (1, False),
-        "1f1b": (1, False),
-        "interleaved": (2, True),
-        "looped-bfs": (2, True),
-        "zb-h1": (1, False),
-        "interleaved-zb": (2, True),
-        "zbv": (2, False),
-        "dualpipev": (2, False),
-        "interleaved-paired": (2, True),
-        "combined-1f1b": (2, True),
-    }
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -14,10 +14,7 @@ from gpuenergyd.core.pipeline.switching import (
     Direction,
     LatencyBasis,
     ObservedSwitch,
-    RegionLatency,
-    SwitchLatency,
     constant_latency,
-    latency_quantile_s,
 )
 from tests.support.examples import examples
 
@@ -40,17 +37,6 @@ def switch(
 
 def calibration(prior_s: float = 0.03) -> SwitchCalibration:
     return SwitchCalibration(TOP_MHZ, constant_latency(prior_s))
-
-
-def test_latency_is_the_prior_until_enough_changes_are_measured() -> None:
-    learning = calibration(prior_s=0.03)
-
-    news = [learning.observe(switch(1410, 1110, settle_s=0.0202)) for _ in range(ENOUGH)]
-
-    assert news == [False] * (ENOUGH - 1) + [True]
-    assert learning.latency.basis is LatencyBasis.MEASURED
-    assert learning.latency.raise_s == pytest.approx(0.0247, abs=0.0005)
-    assert calibration(prior_s=0.03).latency.late_s(1110, 1410) == 0.03
 
 
 def test_changes_of_an_earlier_daemon_count_until_this_one_has_measured_enough() -> None:
@@ -104,19 +90,6 @@ def test_the_true_latency_is_found_within_half_the_reading_interval(
         assert estimate.resolution_s == pytest.approx(look_every_s)
 
 
-def test_censored_changes_do_not_bias_the_latency() -> None:
-    learning = calibration()
-    for k in range(60):
-        settle_s = 0.01 if k % 3 == 0 else 0.2
-        seen = looked_at(settle_s, 0.001, watched_s=0.05)
-        learning.observe(ObservedSwitch(1410, 1110, 0.0, 0.005, *seen))
-
-    (whole,) = (e for e in learning.estimates() if e.from_region is None)
-    assert (whole.num_seen, whole.num_unseen) == (20, 40)
-    assert whole.median_s is None
-    assert learning.latency.lower_s == pytest.approx(0.055)
-
-
 def test_latency_is_estimated_by_direction_and_region() -> None:
     learning = calibration()
     for _ in range(30):
@@ -134,23 +107,6 @@ def test_latency_is_estimated_by_direction_and_region() -> None:
     regions = {(e.direction, e.from_region, e.to_region) for e in learning.estimates() if e.from_region is not None}
     assert (Direction.RAISE, ClockRegion.LOW, ClockRegion.HIGH) in regions
     assert len(regions) == 4
-
-
-def test_unmeasured_reductions_use_the_latency_of_raises() -> None:
-    learning = calibration()
-    for _ in range(ENOUGH):
-        learning.observe(switch(900, 1410, settle_s=0.030))
-
-    assert learning.latency.lower_s == pytest.approx(learning.latency.typical_s(900, 1410))
-
-
-def test_small_changes_of_the_estimate_are_not_reported() -> None:
-    learning = calibration()
-    for _ in range(40):
-        learning.observe(switch(1410, 900, settle_s=0.020))
-
-    assert not any(learning.observe(switch(1410, 900, settle_s=0.022)) for _ in range(200))
-    assert any(learning.observe(switch(1410, 900, settle_s=0.050)) for _ in range(400))
 
 
 @pytest.mark.parametrize("then_s", [0.080, 0.005])
@@ -175,24 +131,6 @@ def test_rare_long_changes_and_clocks_that_are_new_contradict_nothing() -> None:
         learning.observe(switch(900, 1200 + k % 8, settle_s=0.1))
 
     assert len(learning.switches) == 800
-
-
-def test_a_quantile_does_not_depend_on_later_changes() -> None:
-    seen = [ObservedSwitch(1410, 900, 0.0, 0.0, s / 1000, s / 1000) for s in range(1, 8)]
-    unseen = [ObservedSwitch(1410, 900, 0.0, 0.0, 0.1, None)] * 3
-
-    assert latency_quantile_s([*seen, *unseen], 0.5) == pytest.approx(0.005)
-    assert latency_quantile_s([*seen, *unseen], 0.9) is None
-
-
-def test_typical_latency_is_that_of_the_region_else_of_the_direction() -> None:
-    region = RegionLatency(Direction.LOWER, ClockRegion.HIGH, ClockRegion.LOW, late_s=0.009, typical_s=0.004)
-    known = SwitchLatency(0.03, 0.01, typical_raise_s=0.02, regions=(region,), max_sm_clock_mhz=TOP_MHZ)
-
-    assert known.typical_s(1410, 600) == 0.004
-    assert known.typical_s(1410, 1350) == 0.01
-    assert known.typical_s(600, 1410) == 0.02
-    assert constant_latency(0.03).typical_s(600, 1410) == 0.03
 
 
 def test_the_excess_is_the_mean_time_of_changes_beyond_their_late_latency() -> None:

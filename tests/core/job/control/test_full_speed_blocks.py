@@ -2,19 +2,10 @@
 
 from dataclasses import replace
 
-import pytest
-
 from gpuenergyd.core.job.control.plan_control import FullSpeedBlocks
 from gpuenergyd.core.job.rules import JobRules
 
 RULES = JobRules(proof_iterations=4, first_proof_after=8, proof_distance_growth=1.5, proof_budget_ratio=0.1)
-
-
-@pytest.mark.parametrize(("num_tuned", "is_due"), [(7, False), (8, True)])
-def test_the_first_proof_block_is_due_after_eight_tuned_iterations(num_tuned: int, *, is_due: bool) -> None:
-    blocks = FullSpeedBlocks(RULES, num_tuned_iterations=num_tuned)
-
-    assert blocks.is_proof_due is is_due
 
 
 def distances(blocks: FullSpeedBlocks, num_blocks: int) -> list[int]:
