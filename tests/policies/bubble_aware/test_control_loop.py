@@ -7,11 +7,8 @@ import pytest
 
 from gpuenergyd.core.job.messages import (
     ControlLost,
-    EndJob,
     JobPhase,
     LeaseGpus,
-    RankLost,
-    RankReleased,
     RecordPhase,
     RestoreGpus,
     SendPlan,
@@ -24,7 +21,6 @@ from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPurpose, R
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
-from gpuenergyd_policies.full_speed import FullSpeed
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from gpuenergyd_sim.virtual_training.work import A100Work, Work
 from tests.support.remembered_plans import RememberedBubbleAware
@@ -203,24 +199,6 @@ def test_a_job_whose_plans_are_slow_begins_again_within_the_budget() -> None:
     assert not any(plan_id.startswith(("profile", "tuned")) and "@" not in plan_id for plan_id in kept)
 
 
-@pytest.mark.thorough
-def test_a_plan_that_meets_its_target_cancels_earlier_faults() -> None:
-    slow = (range(30, 34), range(60, 64))
-
-    run = training(
-        RememberedBubbleAware(),
-        slowdown_of=lambda _, iteration: 1.1 if any(iteration in span for span in slow) else 1.0,
-        rules=JobRules(redeeming_iterations=20, proof_iterations=0),
-    )
-    run.run(70)
-    faults_then = run.job.faults.num_faults
-    run.run(60)
-
-    assert faults_then > 0
-    assert run.job.faults.num_faults == 0
-    assert run.job.phase is JobPhase.TUNED
-
-
 class _Endless:
     """A policy that never stops profiling."""
 
@@ -248,35 +226,6 @@ def test_profiling_clocks_are_released_while_a_policy_takes_long() -> None:
     assert run.job.faults.num_faults == 0
 
 
-def test_endless_profiling_costs_no_more_than_the_account_has_earned() -> None:
-    run = training(_Endless())
-
-    run.run(160)
-
-    account = run.job.control.experiments.account
-    full_s = run.history[0][0]
-    lost_s = sum(time_s - full_s for time_s, _, _ in run.history)
-    assert 0.9 * account.income_s < lost_s <= account.income_s
-    assert account.cost_s == pytest.approx(lost_s, abs=0.02)
-    assert run.job.faults.num_faults == 0
-    assert run.job.phase is JobPhase.PROFILING
-
-
-class _Failing:
-    def next_plan(self, view: JobView) -> ClockPlan:
-        raise ValueError(f"no idea about {view.job_id}")
-
-
-def test_a_failing_policy_leaves_the_job_at_full_speed() -> None:
-    run = training(_Failing())
-
-    run.run(60)
-
-    assert run.job.phase is JobPhase.FALLBACK
-    assert "no idea about job-1" in run.job.phase_reason
-    assert not any(isinstance(c, SendPlan) for c in run.commands)
-
-
 class _Nonsense:
     def next_plan(self, view: JobView) -> ClockPlan:
         order = view.schedule.orders[0]
@@ -291,38 +240,6 @@ def test_a_clock_that_does_not_exist_never_reaches_a_gpu() -> None:
 
     assert not any(isinstance(c, SendPlan | LeaseGpus) for c in run.commands)
     assert "99" in run.job.phase_reason
-
-
-def test_full_speed_never_touches_a_gpu() -> None:
-    run = training(FullSpeed())
-
-    run.run(25)
-
-    assert not any(isinstance(c, LeaseGpus) for c in run.commands)
-
-
-def test_leases_come_before_the_first_plan_that_sets_clocks() -> None:
-    run = training(RememberedBubbleAware())
-
-    run.run(20)
-
-    kinds = [type(c) for c in run.commands if isinstance(c, LeaseGpus | SendPlan)]
-    assert kinds[0] is LeaseGpus
-    assert kinds.count(LeaseGpus) == 1
-
-
-@pytest.mark.parametrize("event", [RankLost(2, "killed"), RankReleased(0)])
-def test_the_end_of_any_rank_restores_all_clocks(event: RankLost | RankReleased) -> None:
-    run = training(RememberedBubbleAware())
-    run.run(40)
-    run.commands.clear()
-
-    run.feed(event)
-
-    assert isinstance(run.commands[0], RestoreGpus)
-    assert isinstance(run.commands[-1], EndJob)
-    (restore,) = (c for c in run.commands if isinstance(c, RestoreGpus))
-    assert restore.gpu_uuids == ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
 
 
 @pytest.mark.fault(8)

@@ -1,6 +1,5 @@
 """Full-speed blocks and late clock changes in virtual time: savings are measured, and late clocks cost no time."""
 
-from itertools import groupby, pairwise
 from statistics import median
 
 import pytest
@@ -9,7 +8,6 @@ from gpuenergyd.core.job.issued_plans import PROOF_PLAN_ID
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
-from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from gpuenergyd_sim.virtual_training.work import A100Work, Work
 from tests.support.remembered_plans import RememberedBubbleAware
@@ -38,31 +36,6 @@ def test_short_full_speed_blocks_prove_the_saving() -> None:
     assert saving.saving_ratio is not None
     assert 0.10 < saving.saving_ratio.low < saving.saving_ratio.estimate < saving.saving_ratio.high < 0.19
     assert saving.slowdown_ratio.high < 0.01
-
-
-@pytest.mark.thorough
-def test_full_speed_blocks_become_rarer_until_they_are_within_their_budget() -> None:
-    rules = JobRules(proof_budget_ratio=0.05)
-    run = training(rules=rules)
-    run.run(500)
-
-    runs = [(plan, sum(1 for _ in own)) for plan, own in groupby(plan for _, _, plan in run.history)]
-    learned = {f"tuned-{number}" for number in range(1, TUNING.num_learning_plans + 1)}
-    distances = [
-        length
-        for (plan, length), (then, _) in pairwise(runs)
-        if then == PROOF_PLAN_ID and "tuned" in str(plan) and plan not in learned
-    ]
-    assert distances == sorted(distances), "plans that are learned from are replaced soon"
-    assert distances[-1] == rules.proof_iterations / rules.proof_budget_ratio
-
-
-@pytest.mark.thorough
-def test_full_speed_blocks_can_be_off() -> None:
-    run = training(rules=JobRules(proof_iterations=0))
-    run.run(60)
-
-    assert PROOF_PLAN_ID not in {plan for _, _, plan in run.history}
 
 
 SHORT_INSTRUCTIONS_S = {F: (0.032, 0.24, 0.25), B: (0.072, 0.29, 0.27)}

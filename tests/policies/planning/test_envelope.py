@@ -59,27 +59,6 @@ GRAPH = dependency_graph(SCHEDULE)
 VALLEYS_MHZ = valleys(GRAPH, PROFILE, profiled_clocks(PROFILE))
 
 
-def test_profiling_tries_multiples_of_90_mhz_and_the_highest_clock() -> None:
-    assert profiled_clocks(PROFILE) == [630, 720, 810, 900, 990, 1080, 1170, 1260, 1350, 1410]
-
-
-def test_valley_lies_between_the_ends_where_power_falls_faster_than_time_grows() -> None:
-    assert len(VALLEYS_MHZ) == 4
-    assert all(630 < mhz < 1410 for mhz in VALLEYS_MHZ)
-
-
-def test_envelope_mode_runs_the_outer_envelope_at_full_speed_and_the_rest_at_its_valley() -> None:
-    plan = plan_envelope(GRAPH, PROFILE, VALLEYS_MHZ, mode=EnvelopeMode.ENVELOPE)
-
-    for instruction, mhz in zip(GRAPH.instructions, plan.evaluation.sm_clocks_mhz, strict=True):
-        is_outer = (
-            instruction.pp_rank == 3
-            or (instruction.kind is F and instruction.microbatch_index == 0)
-            or (instruction.kind is B and instruction.microbatch_index == 7)
-        )
-        assert mhz == (1410 if is_outer else VALLEYS_MHZ[instruction.pp_rank])
-
-
 @pytest.mark.parametrize("mode", [EnvelopeMode.BALANCED, EnvelopeMode.GREEDY])
 def test_reconfiguration_saves_energy_in_full_speeds_time_and_only_raises_clocks(mode: EnvelopeMode) -> None:
     full_speed = baseline(GRAPH, PROFILE)
