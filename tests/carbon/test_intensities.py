@@ -14,7 +14,6 @@ from gpuenergyd.core.carbon.intensity import (
     IntensityNow,
     IntensitySample,
     SampleStatus,
-    SignalKind,
     checked_intensity,
     grams,
     hourly_series,
@@ -39,22 +38,6 @@ def test_one_kilowatt_hour_at_one_gram_is_one_gram() -> None:
 def test_only_values_in_the_range_of_real_grids_are_accepted(value: object) -> None:
     with pytest.raises(CarbonSourceError, match="0 to 2000"):
         checked_intensity(value)
-
-
-def test_marginal_plants_may_be_dirtier_than_a_grid() -> None:
-    assert checked_intensity(2500, SignalKind.MARGINAL) == 2500.0
-
-
-def test_half_hours_are_averaged_by_time_and_sparse_hours_are_unknown() -> None:
-    series = hourly_series(
-        "XX", [sample(0, 30, 100.0), sample(30, 30, 200.0), sample(60, 20, 300.0), sample(180, 60, 5.0)]
-    )
-
-    assert series is not None
-    assert series.values[0] == 150.0
-    assert math.isnan(series.values[1])
-    assert math.isnan(series.values[2])
-    assert series.values[3] == 5.0
 
 
 def test_measured_values_take_precedence_over_estimates() -> None:
@@ -112,20 +95,7 @@ def test_an_interval_requires_a_time_zone_and_a_positive_length() -> None:
         IntensitySample(FIRST_AT, FIRST_AT, 1.0)
 
 
-def test_a_replay_has_no_look_ahead() -> None:
-    assert HISTORY.until(FIRST_AT + 5 * HOUR + timedelta(minutes=59)).values == HISTORY.values[:5]
-    assert HISTORY.until(FIRST_AT - HOUR).values == ()
-
-
 @pytest.mark.parametrize("first_at", [FIRST_AT + timedelta(minutes=30), FIRST_AT.replace(tzinfo=None)])
 def test_an_hourly_series_begins_at_a_full_hour_in_utc(first_at: datetime) -> None:
     with pytest.raises(CarbonDataError, match="must be a full hour in UTC"):
         HourlySeries("XX", first_at, values=(1.0,))
-
-
-def test_a_forecast_has_no_value_beyond_its_hours() -> None:
-    forecast = CarbonForecast("XX", FIRST_AT, "test", (ForecastHour(FIRST_AT, 7.0, 6.0, 8.0),))
-
-    assert forecast.value_at(FIRST_AT + timedelta(minutes=59)) == 7.0
-    assert forecast.value_at(FIRST_AT + HOUR) is None
-    assert forecast.value_at(FIRST_AT - timedelta(seconds=1)) is None

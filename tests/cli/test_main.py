@@ -24,11 +24,6 @@ def _no_settings_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--version"]) == 0
-    assert capsys.readouterr().out.startswith(f"gpuenergyd {__version__}\n")
-
-
 def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 2
     out = capsys.readouterr().out

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.cli.main import run
-from gpuenergyd.store import HistoryWriter
 from tests.support.documents import inline_commands
 from tests.support.sample_history import START, write_sample_history
 from tests.support.stored_history import write_records
@@ -70,21 +69,6 @@ def test_what_was_not_measured_is_missing_and_never_zero(tmp_path: Path, capsys:
     assert job["slowdown_ratio"] is not None
     energy_row = next(line for line in table.splitlines() if "energy per iteration" in line)
     assert energy_row.split() == ["energy", "per", "iteration", "-", "-", "-", "-"]
-
-
-def test_the_error_for_an_unknown_job_lists_the_jobs(database: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["report", "--job", "nope", "--database", database]) == 2
-    assert capsys.readouterr().err == "gpuenergyd: no job 'nope' in this period; jobs: gpt\n"
-
-
-def test_an_empty_history_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "history.sqlite3"
-    writer = HistoryWriter(path)
-    writer.start()
-    writer.close()
-
-    assert run(["report", "--database", str(path)]) == 0
-    assert capsys.readouterr().out == "no jobs in this period\n"
 
 
 def test_a_period_excludes_other_jobs(database: str, capsys: pytest.CaptureFixture[str]) -> None:

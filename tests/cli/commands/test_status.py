@@ -3,6 +3,7 @@
 import copy
 import io
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -248,61 +249,6 @@ def test_the_exit_code_is_4_when_the_daemon_is_degraded(
     assert ("degraded: the worker is gone" in capsys.readouterr().out) is is_degraded
 
 
-def test_watching_with_json_prints_a_line_per_refresh_until_ctrl_c(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    looks = iter([STATUS, STATUS | {"pid": 77}])
-
-    def look(_self: object) -> dict[str, Any]:
-        try:
-            return next(looks)
-        except StopIteration:
-            raise KeyboardInterrupt from None
-
-    monkeypatch.setattr("gpuenergyd.client.connection.DaemonClient.get_status", look)
-    monkeypatch.setattr("gpuenergyd.cli.commands.status._WATCH_PERIOD_S", 0.0)
-
-    assert run(["status", "--watch", "--json"]) == 130
-    assert [json.loads(line)["pid"] for line in capsys.readouterr().out.splitlines()] == [12, 77]
-
-
-def test_a_daemon_that_goes_away_ends_the_watch(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    looks = iter([STATUS])
-
-    def look(_self: object) -> dict[str, Any]:
-        try:
-            return next(looks)
-        except StopIteration:
-            raise DaemonNotRunningError("no daemon answers") from None
-
-    monkeypatch.setattr("gpuenergyd.client.connection.DaemonClient.get_status", look)
-    monkeypatch.setattr("gpuenergyd.cli.commands.status._WATCH_PERIOD_S", 0.0)
-
-    assert run(["status", "--watch"]) == 3
-    assert capsys.readouterr().err == "gpuenergyd: no daemon answers\n"
-
-
-def test_watching_into_a_pipe_prints_a_table_per_refresh(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    states = iter((STATUS, STATUS | {"uptime_s": 76.2}))
-
-    def next_status(_self: object) -> dict[str, Any]:
-        try:
-            return next(states)
-        except StopIteration:
-            raise KeyboardInterrupt from None
-
-    monkeypatch.setattr("gpuenergyd.client.connection.DaemonClient.get_status", next_status)
-    monkeypatch.setattr("gpuenergyd.cli.commands.status.time.sleep", lambda _s: None)
-
-    assert run(["status", "--watch"]) == 130
-    shown = capsys.readouterr().out
-    assert [up for up in ("up 75 s", "up 76 s") if up in shown] == ["up 75 s", "up 76 s"]
-
-
 def test_status_shows_switch_latency_and_its_source() -> None:
     quick, slow = ({"basis": b, "raise_s": r, "lower_s": 0.005} for b, r in (("measured", 0.006), ("assumed", 0.03)))
     gpu = STATUS["gpus"][0]
@@ -385,48 +331,6 @@ def test_status_shows_why_a_job_changed_its_plan(
     assert as_json["jobs"][0]["last_notice"] == NOTICES[what]
 
 
-@pytest.mark.parametrize(
-    ("captured", "shown"),
-    [
-        ("timetable", "captured: a timetable of clock changes for each replay"),
-        ("one clock", "captured: one clock for each replay"),
-    ],
-)
-def test_status_shows_how_the_clocks_of_a_captured_graph_are_set(
-    captured: str, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status = copy.deepcopy(STATUS)
-    status["jobs"][0]["captured"] = captured
-    monkeypatch.setattr("gpuenergyd.client.connection.DaemonClient.get_status", lambda _self: status)
-
-    run(["status"])
-
-    assert shown in " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.parametrize(("order", "in_use"), [(None, ""), ("1F1B", " (in use: 1F1B)")])
-def test_status_shows_the_predicted_saving_of_another_order(
-    order: str | None, in_use: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status = copy.deepcopy(STATUS)
-    status["jobs"][0] |= {"order": order, "order_advice": "split backward in place: 24 % instead of 14 %"}
-    monkeypatch.setattr("gpuenergyd.client.connection.DaemonClient.get_status", lambda _self: status)
-
-    run(["status"])
-
-    text = " ".join(capsys.readouterr().out.split())
-    assert f"order of instructions{in_use}: split backward in place: 24 % instead of 14 %" in text
-
-
-@pytest.mark.parametrize("outcome", ["saved", "nothing_to_save"])
-def test_status_shows_advice_on_the_slowdown_whatever_the_outcome(outcome: str) -> None:
-    status = copy.deepcopy(STATUS)
-    advice = "at 2 % slower this job would use 6.1 % less energy (5.0-7.2 %, measured): --max-slowdown 0.02"
-    status["jobs"][0] |= {"outcome": outcome, "outcome_reason": "why", "advice_text": advice}
-
-    assert f"with more slowdown: {advice}" in " ".join(drawn(status).split())
-
-
 def test_status_shows_the_straggler_of_a_job_and_since_when() -> None:
     status = copy.deepcopy(STATUS)
     reason = NOTICES["straggler"]
@@ -440,17 +344,72 @@ def test_status_shows_the_straggler_of_a_job_and_since_when() -> None:
     assert f"at straggler pace 2.036 s for 41 s, saving 12.3 % compared with waiting: {reason}" in text
 
 
-@pytest.mark.parametrize(
-    ("retry", "is_given_up", "output"),
-    [(12, False, "next attempt in 12 iterations"), (None, True, "too slow; no further attempts")],
-)
-def test_status_shows_when_a_job_at_full_speed_is_planned_again(
-    *, retry: int | None, is_given_up: bool, output: str
-) -> None:
-    status = copy.deepcopy(STATUS)
-    status["jobs"][0] |= {"phase": "fallback", "phase_reason": "a plan was too slow"}
-    status["jobs"][0] |= {"retry_in_iterations": retry, "is_given_up": is_given_up}
+ORDER_ADVICE = "split backward in place: 24 % instead of 14 %"
+SLOWDOWN_ADVICE = "at 2 % slower this job would use 6.1 % less energy (5.0-7.2 %, measured): --max-slowdown 0.02"
 
-    text = " ".join(drawn(status).split())
-    assert "fallback: a plan was too slow" in text
-    assert output in text
+
+@pytest.mark.parametrize(
+    ("job", "shown"),
+    [
+        ({"captured": "timetable"}, "captured: a timetable of clock changes for each replay"),
+        ({"captured": "one clock"}, "captured: one clock for each replay"),
+        ({"order": None, "order_advice": ORDER_ADVICE}, f"order of instructions: {ORDER_ADVICE}"),
+        ({"order": "1F1B", "order_advice": ORDER_ADVICE}, f"order of instructions (in use: 1F1B): {ORDER_ADVICE}"),
+        ({"outcome": "saved", "advice_text": SLOWDOWN_ADVICE}, f"with more slowdown: {SLOWDOWN_ADVICE}"),
+        ({"outcome": "nothing_to_save", "advice_text": SLOWDOWN_ADVICE}, f"with more slowdown: {SLOWDOWN_ADVICE}"),
+        ({"phase": "fallback", "phase_reason": "a plan was too slow"}, "fallback: a plan was too slow"),
+        ({"phase": "fallback", "retry_in_iterations": 12}, "next attempt in 12 iterations"),
+        ({"phase": "fallback", "phase_reason": "too slow", "is_given_up": True}, "too slow; no further attempts"),
+    ],
+)
+def test_status_shows_what_is_known_of_a_job(job: dict[str, Any], shown: str) -> None:
+    status = copy.deepcopy(STATUS)
+    status["jobs"][0] |= {"outcome_reason": "why", **job}
+
+    assert shown in " ".join(drawn(status).split())
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that has a daemon answer a watch with these statuses, and then end it with an error."""
+    monkeypatch.setattr("gpuenergyd.cli.commands.status._WATCH_PERIOD_S", 0.0)
+
+    def answer(*statuses: dict[str, Any], then: BaseException) -> None:
+        left = list(statuses)
+
+        def look(_self: object) -> dict[str, Any]:
+            if not left:
+                raise then
+            return left.pop(0)
+
+        monkeypatch.setattr("gpuenergyd.client.connection.DaemonClient.get_status", look)
+
+    return answer
+
+
+def test_watching_with_json_prints_a_line_per_refresh_until_ctrl_c(
+    answers: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers(STATUS, STATUS | {"pid": 77}, then=KeyboardInterrupt())
+
+    assert run(["status", "--watch", "--json"]) == 130
+    assert [json.loads(line)["pid"] for line in capsys.readouterr().out.splitlines()] == [12, 77]
+
+
+def test_a_daemon_that_goes_away_ends_the_watch(
+    answers: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers(STATUS, then=DaemonNotRunningError("no daemon answers"))
+
+    assert run(["status", "--watch"]) == 3
+    assert capsys.readouterr().err == "gpuenergyd: no daemon answers\n"
+
+
+def test_watching_into_a_pipe_prints_a_table_per_refresh(
+    answers: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers(STATUS, STATUS | {"uptime_s": 76.2}, then=KeyboardInterrupt())
+
+    assert run(["status", "--watch"]) == 130
+    shown = capsys.readouterr().out
+    assert [up for up in ("up 75 s", "up 76 s") if up in shown] == ["up 75 s", "up 76 s"]
