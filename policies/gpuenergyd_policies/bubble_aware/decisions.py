@@ -16,6 +16,7 @@ from gpuenergyd_policies.bubble_aware.order_choice import SplitShares, plan_in_o
 from gpuenergyd_policies.bubble_aware.outcome import PlanOutcome
 from gpuenergyd_policies.bubble_aware.planning import refusal_in_force, tuned_plan
 from gpuenergyd_policies.bubble_aware.reordering import OtherOrder
+from gpuenergyd_policies.bubble_aware.slowdown_advice import may_measure_slower, slower_plan
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.full_speed import reason_for_full_speed
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
@@ -71,6 +72,22 @@ class Situation:
     def is_trial(self) -> bool:
         """Whether the newest plan is the trial of another order."""
         return self.has_order and self.last.purpose is PlanPurpose.PROFILE
+
+    @cached_property
+    def slower(self) -> ClockPlan | None:
+        """A plan to measure what more slowdown would save, where that is wanted and can be paid."""
+        return slower_plan(self.outcome) if may_measure_slower(self.view) else None
+
+    @property
+    def is_slower_trial(self) -> bool:
+        """Whether the newest plan measures what more slowdown would save."""
+        return self.last.purpose is PlanPurpose.PROFILE and not self.has_order
+
+    @property
+    def is_slower_trial_short(self) -> bool:
+        """Whether it has run for few iterations."""
+        ran = sum(o.plan_id == self.last.plan_id for o in self.view.observations)
+        return self.is_slower_trial and ran < TUNING.min_iterations_to_learn
 
     @cached_property
     def looser(self) -> ClockPlan | None:
@@ -146,6 +163,19 @@ DECISIONS: tuple[Decision, ...] = (
         lambda now: _learned_plan(now, 1, "first plan, from the prior and the baseline"),
     ),
     Decision(
+        "it measures what more slowdown would save, for fewer than"
+        f" {count_text(TUNING.min_iterations_to_learn, 'iteration')}",
+        lambda now: now.is_slower_trial_short,
+        "keep it",
+        lambda now: now.last,
+    ),
+    Decision(
+        "it has measured what more slowdown would save",
+        lambda now: now.is_slower_trial,
+        "return to the plan before",
+        lambda now: now.plain,
+    ),
+    Decision(
         "it has another order, and a rank refuses or does not run it, memory is tight, or split backwards are slow",
         lambda now: now.has_order and bool(now.order.reason_to_end(now.last)),
         "return to the plan in 1F1B",
@@ -177,6 +207,12 @@ DECISIONS: tuple[Decision, ...] = (
         lambda now: now.outcome.is_learning and now.outcome.is_in_force and now.outcome.is_too_new_to_learn,
         "keep it",
         lambda now: now.outcome.plan,
+    ),
+    Decision(
+        "it is in force in a loop that permits less slowdown than is advised, and no slower plan was measured",
+        lambda now: now.outcome.is_in_force and now.slower is not None,
+        "measure a plan for the largest slowdown that is advised, if the time account can pay its worst case",
+        lambda now: now.slower or now.outcome.plan,
     ),
     Decision(
         f"it is in force as one of the first {TUNING.num_learning_plans - 1}",

@@ -85,8 +85,9 @@ class FittedJob:
     def fitted(self) -> LearnedProfile:
         """The profile learned from iterations at full speed and under plans."""
         view = self.view
-        tuned = {plan.plan_id for plan in view.issued_plans if plan.purpose is PlanPurpose.TUNED and not plan.orders}
-        planned = [o for o in view.observations if o.is_regular and o.is_timed and o.plan_id in tuned]
+        slower = PlanPurpose.TUNED, PlanPurpose.PROFILE
+        plans = {plan.plan_id for plan in view.issued_plans if plan.purpose in slower and not plan.orders}
+        planned = [o for o in view.observations if o.is_regular and o.is_timed and o.plan_id in plans]
         newest = planned[-TUNING.max_fitted_planned_iterations :]
         return learned_profile(newest_at_full_speed(view), newest, view.gpus, view.past_jobs, view.curves_before)
 

@@ -1,7 +1,9 @@
 """Advice on the permitted slowdown for loops whose phases are planned: from their plan and their fitted profile.
 
 The plan in force has a measured saving at its permitted slowdown. What more slowdown adds is read from the fitted time
-and energy of each phase, in profiles drawn from the fit.
+and energy of each phase, in profiles drawn from the fit. Plans for less slowdown hardly lower the clocks of phases that
+compute, which says nothing of what that would save, so a plan for the largest advised slowdown is measured for a few
+iterations.
 """
 
 import math
@@ -16,19 +18,23 @@ from gpuenergyd.core.pipeline.graph import DependencyGraph, dependency_graph
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, SavingAdvice
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.advice import (
     ADVISED_EVERY,
     ADVISED_EVERY_AT_FIRST,
     advised_slowdowns,
+    is_time_to_review,
     with_advice,
 )
 from gpuenergyd_policies.bubble_aware.figures import Figure
 from gpuenergyd_policies.bubble_aware.model import FittedJob
+from gpuenergyd_policies.bubble_aware.outcome import PlanOutcome
+from gpuenergyd_policies.bubble_aware.planning import tuned_plan
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.problem import Effort
-from gpuenergyd_policies.setting_measurements import LEAST_ENERGY_ERROR
-from gpuenergyd_policies.setting_search import can_be_advised
+from gpuenergyd_policies.setting_measurements import LEAST_ENERGY_ERROR, is_current
+from gpuenergyd_policies.setting_search import ADVISED_SLOWDOWNS, can_be_advised
 
 _LEAST_MEASURED = 6
 """Iterations of the plan in force before there is advice."""
@@ -55,6 +61,44 @@ def with_slowdown_advice(view: JobView, plan: ClockPlan) -> ClockPlan:
         return plan
     random = np.random.default_rng(view.num_issued())
     return replace(plan, advice=_advice(view, plan, measured, [fitted.profile, *fitted.drawn(_NUM_DRAWS, random)]))
+
+
+def may_measure_slower(view: JobView) -> bool:
+    """Return whether a slower plan may be measured: for a loop alone, once, where nothing else sets its pace.
+
+    Data-parallel ranks would have to measure in the same iterations.
+    """
+    is_alone = not view.is_plain_loop and view.num_dp_ranks == 1 and can_be_advised(view)
+    is_own_pace = view.target == PerformanceTarget(view.target.max_slowdown_ratio) and len(advised_slowdowns(view)) > 0
+    is_measured = any(plan.purpose is PlanPurpose.PROFILE and is_current(view, plan) for plan in view.issued_plans)
+    return view.may_try and is_alone and is_own_pace and not is_measured
+
+
+def slower_plan(outcome: PlanOutcome) -> ClockPlan | None:
+    """Return the plan for the largest advised slowdown; None while the time account cannot pay it.
+
+    Once learning is over, that is seldom looked at.
+    """
+    view = outcome.view
+    if not outcome.is_learning and not is_time_to_review(view):
+        return None
+    slower = FittedJob(replace(view, target=PerformanceTarget(max(ADVISED_SLOWDOWNS))))
+    why = "measuring what a permitted slowdown would save, for a few iterations"
+    plan = tuned_plan(slower, caution_ratio=outcome.caution_ratio, number=outcome.number, why=why)
+    if not plan.ranks or (view.affordable_s is not None and _most_extra_s(slower, plan) > view.affordable_s):
+        return None
+    plan_id = view.plan_id(f"advice-{PlanPurpose.PROFILE}-{view.num_issued()}")
+    return replace(plan, plan_id=plan_id, purpose=PlanPurpose.PROFILE, learned=None)
+
+
+def _most_extra_s(job: FittedJob, plan: ClockPlan) -> float:
+    """Return by how much an iteration of a loop is longer if all that computes is in proportion to the clock."""
+    extra_s = 0.0
+    for instruction, mhz in zip(job.view.schedule.orders[0], plan.ranks[0].sm_clocks_mhz, strict=True):
+        top = job.model.profile[instruction.instruction_class].at_max_clock
+        if mhz is not None and not instruction.kind.is_wait:
+            extra_s += top.time_s * (top.sm_clock_mhz / mhz - 1)
+    return extra_s
 
 
 def _advice(
