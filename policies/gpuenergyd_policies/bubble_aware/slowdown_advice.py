@@ -19,22 +19,21 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, SavingAdvice
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from gpuenergyd_policies.advice import (
-    ADVISED_EVERY,
-    ADVISED_EVERY_AT_FIRST,
-    advised_slowdowns,
-    is_time_to_review,
-    with_advice,
-)
+from gpuenergyd_policies.advice import advised_slowdowns, is_time_to_review, with_advice
 from gpuenergyd_policies.bubble_aware.figures import Figure
 from gpuenergyd_policies.bubble_aware.model import FittedJob
 from gpuenergyd_policies.bubble_aware.outcome import PlanOutcome
-from gpuenergyd_policies.bubble_aware.planning import tuned_plan
+from gpuenergyd_policies.bubble_aware.planning import plan_from_model
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.setting_measurements import LEAST_ENERGY_ERROR, is_current
-from gpuenergyd_policies.setting_search import ADVISED_SLOWDOWNS, can_be_advised
+from gpuenergyd_policies.setting_search import (
+    ADVISED_SLOWDOWNS,
+    REVIEWED_EVERY,
+    REVIEWED_EVERY_AT_FIRST,
+    can_be_advised,
+)
 
 _LEAST_MEASURED = 6
 """Iterations of the plan in force before there is advice."""
@@ -51,8 +50,8 @@ def with_slowdown_advice(view: JobView, plan: ClockPlan) -> ClockPlan:
     if view.is_plain_loop:
         return with_advice(view, plan)
     measured = [o for o in view.observations if o.is_regular and o.plan_id == plan.plan_id and o.energy_j is not None]
-    is_new = len(measured) < _LEAST_MEASURED + ADVISED_EVERY_AT_FIRST
-    is_due = is_new or view.observations[-1].iteration_index % ADVISED_EVERY == 0
+    is_new = len(measured) < _LEAST_MEASURED + REVIEWED_EVERY_AT_FIRST
+    is_due = is_new or view.observations[-1].iteration_index % REVIEWED_EVERY == 0
     if plan.purpose is not PlanPurpose.TUNED or len(measured) < _LEAST_MEASURED or not is_due:
         return plan
     try:
@@ -82,20 +81,24 @@ def slower_plan(outcome: PlanOutcome) -> ClockPlan | None:
     view = outcome.view
     if not outcome.is_learning and not is_time_to_review(view):
         return None
-    slower = FittedJob(replace(view, target=PerformanceTarget(max(ADVISED_SLOWDOWNS))))
+    try:
+        model = FittedJob(view).model
+    except NotEnoughDataError:
+        return None
+    slower = replace(view, target=PerformanceTarget(max(ADVISED_SLOWDOWNS)))
     why = "measuring what a permitted slowdown would save, for a few iterations"
-    plan = tuned_plan(slower, caution_ratio=outcome.caution_ratio, number=outcome.number, why=why)
-    if not plan.ranks or (view.affordable_s is not None and _most_extra_s(slower, plan) > view.affordable_s):
+    plan = plan_from_model(slower, model, caution_ratio=outcome.caution_ratio, number=outcome.number, why=why)
+    if view.affordable_s is not None and _most_extra_s(view, model.profile, plan) > view.affordable_s:
         return None
     plan_id = view.plan_id(f"advice-{PlanPurpose.PROFILE}-{view.num_issued()}")
-    return replace(plan, plan_id=plan_id, purpose=PlanPurpose.PROFILE, learned=None)
+    return replace(plan, plan_id=plan_id, purpose=PlanPurpose.PROFILE)
 
 
-def _most_extra_s(job: FittedJob, plan: ClockPlan) -> float:
+def _most_extra_s(view: JobView, profile: PipelineProfile, plan: ClockPlan) -> float:
     """Return by how much an iteration of a loop is longer if all that computes is in proportion to the clock."""
     extra_s = 0.0
-    for instruction, mhz in zip(job.view.schedule.orders[0], plan.ranks[0].sm_clocks_mhz, strict=True):
-        top = job.model.profile[instruction.instruction_class].at_max_clock
+    for instruction, mhz in zip(view.schedule.orders[0], plan.ranks[0].sm_clocks_mhz, strict=True):
+        top = profile[instruction.instruction_class].at_max_clock
         if mhz is not None and not instruction.kind.is_wait:
             extra_s += top.time_s * (top.sm_clock_mhz / mhz - 1)
     return extra_s
