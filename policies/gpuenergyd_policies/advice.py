@@ -13,14 +13,11 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, SavingAdvice
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.setting_curves import Cost
 from gpuenergyd_policies.setting_measurements import curves_of, measured_points, standard_errors
-from gpuenergyd_policies.setting_search import (
-    ADVISED_SLOWDOWNS,
-    REVIEWED_EVERY,
-    REVIEWED_EVERY_AT_FIRST,
-    can_be_advised,
-)
+from gpuenergyd_policies.setting_search import ADVISED_SLOWDOWNS, can_be_advised
 from gpuenergyd_policies.uniform_settings import settings_of
 
+ADVISED_EVERY_AT_FIRST, ADVISED_EVERY = 4, 64
+"""Iterations between two pieces of advice, since each takes milliseconds; the daemon keeps the last one."""
 MEASURED_UP_TO = 0.9
 """Advice is measured up to a slowdown of which a slower setting, or one nearly as slow, was measured."""
 _LATE_SIGMAS = 1.5
@@ -32,7 +29,7 @@ _ENDS = (0.05, 0.5, 0.95)
 def is_time_to_review(view: JobView) -> bool:
     """Return whether advice, and a setting that was chosen, are reviewed after this iteration."""
     last_index = view.observations[-1].iteration_index if view.observations else 0
-    return last_index % (REVIEWED_EVERY if last_index > REVIEWED_EVERY else REVIEWED_EVERY_AT_FIRST) == 0
+    return last_index % (ADVISED_EVERY if last_index > ADVISED_EVERY else ADVISED_EVERY_AT_FIRST) == 0
 
 
 def advised_slowdowns(view: JobView) -> list[float]:

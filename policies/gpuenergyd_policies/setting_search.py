@@ -2,12 +2,12 @@
 
 Theory of operation. The *improvement* of a setting is by how much less it costs than the best one known; it differs
 between the curves (`setting_curves`), and is 0 in those in which the setting is too slow or costs more. A setting is
-worth measuring if its expected improvement is above `WORTHWHILE_RATIO`, and pays the expected cost of measuring it
-within `REVIEWED_EVERY` iterations: a setting far below the best one seldom does. Of those a policy measures the setting
-of largest expected squared improvement (Schonlau, Welch and Jones 1998): the square prefers settings that may be much
-better to those that are surely a little better, so that few measurements reach far. Measuring is complete when none is
-worth it. Advice is about other permitted slowdowns, so for advice the setting is measured that tells most about their
-savings.
+worth measuring if its expected improvement is more than `WORTHWHILE_RATIO` of what one iteration costs, and of what the
+iterations that measure it are expected to cost beyond the best: it is paid back within a thousand iterations. Of those
+a policy measures the setting of largest expected squared improvement (Schonlau, Welch and Jones 1998): the square
+prefers settings that may be much better to those that are surely a little better, so that few measurements reach far.
+Measuring is complete when no setting is worth it. Advice is about other permitted slowdowns, so for advice the setting
+is measured that tells most about their savings.
 """
 
 import math
@@ -34,9 +34,7 @@ simulated GPUs with hundreds of settings, an eighth one gains nothing on average
 MOST_LOST_ITERATIONS = 1.0
 """Time that all measurements for advice may lose, in iterations at full speed."""
 WORTHWHILE_RATIO = 0.001
-"""Costs, times and permitted times that differ by less are equal."""
-REVIEWED_EVERY_AT_FIRST, REVIEWED_EVERY = 4, 64
-"""Iterations between two reviews of advice and of a chosen setting, since each takes milliseconds."""
+"""Costs, times and permitted times that differ by less are equal: no further measurement is worth its time."""
 _CHEAP_SLOWDOWN_RATIO = 0.02
 """A setting that is expected to be no slower than this may be measured even if it is slower than permitted."""
 
@@ -62,11 +60,11 @@ class SettingSearch:
         is_open &= times.mean(axis=0) <= max(self.longest_ratio, 1 + _CHEAP_SLOWDOWN_RATIO)
         best = self.best()
         least_cost = costs[:, 0 if best is None else settings.index(best)].mean()
-        prices = np.maximum(0.0, costs.mean(axis=0) - least_cost) * ITERATIONS_PER_SETTING / REVIEWED_EVERY
+        prices = ITERATIONS_PER_SETTING * np.maximum(0.0, costs.mean(axis=0) - least_cost)
         is_fast_enough = times <= self.longest_ratio * (1 + WORTHWHILE_RATIO)
         improvements = np.where(is_open & is_fast_enough, np.maximum(0.0, least_cost - costs), 0.0)
         expected = improvements.mean(axis=0)
-        is_worth_it = expected > WORTHWHILE_RATIO * least_cost + prices if tried else expected > 0
+        is_worth_it = expected > WORTHWHILE_RATIO * (least_cost + prices) if tried else expected > 0
         if not is_worth_it.any():
             return None
         return settings[int(np.argmax(np.where(is_worth_it, np.square(improvements).mean(axis=0), 0.0)))]

@@ -15,10 +15,11 @@ from gpuenergyd.core.policy_api.policy import JobView, Lever
 from gpuenergyd.core.policy_api.testing import job_view
 from gpuenergyd.daemon.processes.plugins import load_policy, policy_options
 from gpuenergyd.errors import UnknownPolicyError, UsageError
+from gpuenergyd_policies.advice import ADVISED_EVERY_AT_FIRST
 from gpuenergyd_policies.cost import Cost
 from gpuenergyd_policies.objective import FloatArray, Objective, objective_of
 from gpuenergyd_policies.setting_curves import LoopAtFullSpeed, MeasuredPoint, StandardErrors, possible_curves
-from gpuenergyd_policies.setting_search import MAX_PROBES, REVIEWED_EVERY_AT_FIRST, SettingSearch
+from gpuenergyd_policies.setting_search import MAX_PROBES, SettingSearch
 from gpuenergyd_policies.uniform import Uniform
 from gpuenergyd_policies.uniform_settings import Setting, common_power_limits_w, setting_of
 from tests.support.examples import examples
@@ -134,7 +135,7 @@ def test_cost_leaves_a_setting_that_turns_out_too_slow() -> None:
     plan = loop.run(Cost(eta="1"))
     loop.plans.append(plan)
 
-    while len(loop.observations) <= 10 * REVIEWED_EVERY_AT_FIRST:
+    while len(loop.observations) <= 10 * ADVISED_EVERY_AT_FIRST:
         time_s = 1.1 * _at_clock(1410)[0]
         energy = RankEnergy(0, time_s, 0.9 * time_s * TOP_POWER_W, ())
         loop.observations.append(IterationObservation(len(loop.observations), plan.plan_id, time_s, (), (energy,)))

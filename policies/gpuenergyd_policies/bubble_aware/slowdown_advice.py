@@ -19,7 +19,13 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, SavingAdvice
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from gpuenergyd_policies.advice import advised_slowdowns, is_time_to_review, with_advice
+from gpuenergyd_policies.advice import (
+    ADVISED_EVERY,
+    ADVISED_EVERY_AT_FIRST,
+    advised_slowdowns,
+    is_time_to_review,
+    with_advice,
+)
 from gpuenergyd_policies.bubble_aware.figures import Figure
 from gpuenergyd_policies.bubble_aware.model import FittedJob
 from gpuenergyd_policies.bubble_aware.outcome import PlanOutcome
@@ -28,12 +34,7 @@ from gpuenergyd_policies.learning.seen import NotEnoughDataError
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.setting_measurements import LEAST_ENERGY_ERROR, is_current
-from gpuenergyd_policies.setting_search import (
-    ADVISED_SLOWDOWNS,
-    REVIEWED_EVERY,
-    REVIEWED_EVERY_AT_FIRST,
-    can_be_advised,
-)
+from gpuenergyd_policies.setting_search import ADVISED_SLOWDOWNS, can_be_advised
 
 _LEAST_MEASURED = 6
 """Iterations of the plan in force before there is advice."""
@@ -50,8 +51,8 @@ def with_slowdown_advice(view: JobView, plan: ClockPlan) -> ClockPlan:
     if view.is_plain_loop:
         return with_advice(view, plan)
     measured = [o for o in view.observations if o.is_regular and o.plan_id == plan.plan_id and o.energy_j is not None]
-    is_new = len(measured) < _LEAST_MEASURED + REVIEWED_EVERY_AT_FIRST
-    is_due = is_new or view.observations[-1].iteration_index % REVIEWED_EVERY == 0
+    is_new = len(measured) < _LEAST_MEASURED + ADVISED_EVERY_AT_FIRST
+    is_due = is_new or view.observations[-1].iteration_index % ADVISED_EVERY == 0
     if plan.purpose is not PlanPurpose.TUNED or len(measured) < _LEAST_MEASURED or not is_due:
         return plan
     try:

@@ -3,6 +3,8 @@
 import pytest
 
 from gpuenergyd.core.job.outcome import find_outcome, outcome_line
+from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.support.thorough import thorough
 from tests.support.virtual_loop import DataParallelLoops, VirtualLoop, loop_schedule
@@ -35,10 +37,29 @@ def test_a_loop_with_waits_is_advised_by_its_own_phases() -> None:
 
     (advice,) = [own for own in advised.job.advice if own.max_slowdown_ratio == 0.02]
     assert advice.is_measured
+    assert not advice.is_range
     assert advice.low_ratio < advice.saving_ratio < advice.high_ratio
     assert abs(advice.saving_ratio - _saving_of(permitted)) <= 0.02
     assert "at 2 % slower this job would use " in find_outcome(advised.job).advice
     assert f"; {find_outcome(advised.job).advice}; cost so far: " in outcome_line(advised.job)
+
+
+@pytest.mark.parametrize(
+    ("options", "max_slowdown_ratio", "num_measured"), [({}, 0.0, 1), ({"trials": "false"}, 0.0, 0), ({}, 0.05, 0)]
+)
+def test_a_loop_with_waits_measures_a_slower_plan_once(
+    options: dict[str, str], max_slowdown_ratio: float, num_measured: int
+) -> None:
+    loop = _loop(1, max_slowdown_ratio)
+    loop.policy = BubbleAware(**options)
+
+    loop.run(36)
+
+    kept = loop.job.knowledge.plans.kept
+    assert len({plan.plan_id for plan in kept if plan.purpose is PlanPurpose.PROFILE}) == num_measured
+    assert loop.job.current_plan.purpose is PlanPurpose.TUNED
+    measuring = [o for o in loop.job.observations if o.plan_id is not None and "advice" in o.plan_id]
+    assert len(measuring) <= 4
 
 
 @pytest.mark.parametrize("max_slowdown_ratio", thorough(0.0, 0.02))
