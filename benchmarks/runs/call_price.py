@@ -155,7 +155,7 @@ def _restricted(scale: float, stall_s: float, segments: int, seed: int) -> tuple
 def _exact(scale: float, stall_s: float, segments: int, waiting_mhz: int, seed: int) -> tuple[float, float]:
     made = training(scale, stall_s, BubbleAware(), seed, is_noisy=False)
     made.policy = Informed(
-        true_profile(made, lambda _: 1.0, waiting_mhz), calls=CallCost(stall_s), max_segments=(segments,)
+        true_profile(made, lambda _: 1.0, waiting_mhz), calls=CallCost(stall_s, 0.0), max_segments=(segments,)
     )
     made.run(NUM_ITERATIONS_INFORMED)
     return _net(made, NUM_LAST // 4)

@@ -66,7 +66,7 @@ def ours(job: LearningJob, variant: Variant) -> Outcome:
     prior = GENERIC
     if variant.is_prior_learned:
         prior = prior_for(job.table.gpu, without_families=[job.table.family])
-    waiting = Waiting(job.truth.blocking_power_w, _WAITING_SIGMA_RATIO)
+    waiting = Waiting(job.truth.blocking_power_w, _WAITING_SIGMA_RATIO, 0.0, 0.0)
     results: list[PlanEvaluation] = []
     covered: list[float] = []
     for number in range(variant.num_replans + 1):

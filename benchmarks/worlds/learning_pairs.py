@@ -190,7 +190,7 @@ def _fitted(
     past: Sequence[PastCurves],
     classes: Sequence[ClassAtFullSpeed] = (),
 ) -> FittedCurves:
-    waiting = Waiting(job.truth.blocking_power_w, _WAITING_SIGMA_RATIO)
+    waiting = Waiting(job.truth.blocking_power_w, _WAITING_SIGMA_RATIO, 0.0, 0.0)
     return fit_curves(
         classes or job.classes,
         prior,

@@ -29,6 +29,7 @@ from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.full_speed import permits_no_slowdown, reason_for_full_speed
 from gpuenergyd_policies.learning.job_profile import learned_profile, newest_at_full_speed
+from gpuenergyd_policies.learning.risk import NUM_DRAWS
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
 from gpuenergyd_policies.observed_pipeline import contradiction, observed_graph, observed_pipeline
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
@@ -42,8 +43,8 @@ Planner = Callable[[DependencyGraph, PipelineProfile, float], dict[Instruction, 
 BASIS = "measured at full speed only; lower clocks assumed from published curves of data-centre GPUs"
 _STANDARD_ERRORS = 1.96
 """Half of a 95 % interval."""
-_NUM_DRAWS, _RANGE = 24, (0.025, 0.975)
-"""Curves drawn from the belief, and the quantiles of their savings that bound the range."""
+_RANGE = 0.025, 0.975
+"""Quantiles of the savings of drawn curves that bound the range."""
 
 
 def predicted_plan(view: JobView, planner: Planner) -> ClockPlan:
@@ -67,7 +68,7 @@ def predicted_plan(view: JobView, planner: Planner) -> ClockPlan:
     basis = BASIS + fitted.past_jobs_text
     likely = replace(_planned(view, planner, fitted.profile), reason=basis)
     saving_ratio = _saving_ratio(likely)
-    drawn = fitted.drawn(_NUM_DRAWS, np.random.default_rng(0))
+    drawn = fitted.drawn(NUM_DRAWS, np.random.default_rng(0))
     savings = [saving_ratio, *(_saving_ratio(_planned(view, planner, own)) for own in drawn)]
     low, high = (float(own) for own in np.quantile(savings, _RANGE))
     if saving_ratio <= error_ratio:

@@ -157,7 +157,7 @@ def best_result(job: TrueJob, under: Conditions, *, max_slowdown_ratio: float) -
     profile = job.profile()
     for waiting_ratio, is_careless in ((1.0, False), (0.8, False), (1.0, True)):
         waiting_w = blocking_power_w(job.model, waiting_ratio * job.model.max_sm_clock_mhz)
-        policy = Informed(replace(profile, blocking_power_w=waiting_w), calls=CallCost(under.driver.stall_s))
+        policy = Informed(replace(profile, blocking_power_w=waiting_w), calls=CallCost(under.driver.stall_s, 0.0))
         careless = replace(TUNING, max_expected_late_ratio=math.inf, price_of_lateness=0.0)
         with patch.object(candidates, "TUNING", careless if is_careless else TUNING):
             found.append(_measured(job, under, policy))

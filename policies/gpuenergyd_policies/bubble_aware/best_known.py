@@ -26,6 +26,7 @@ from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware.model import PipelineModel
 from gpuenergyd_policies.bubble_aware.outcome import PlanOutcome
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
+from gpuenergyd_policies.learning.risk import THIN_TOLERANCE
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.large import TOO_LARGE
 from gpuenergyd_policies.planning.problem import Effort
@@ -37,10 +38,7 @@ EXPERIMENT_LATE_RATIO = 0.0025
 """Time beyond the target for an experiment after a kept plan, of the lateness that is permitted to any plan."""
 SAME_SHARE = 0.95
 """Of the instructions, so many have the same clocks in plans that count as the same one."""
-MAX_KNOWN_LATE_RATIO = 0.01
-"""Lateness beyond which no energy pays: the slowdown that the guard tolerates."""
-_LATE_RATIOS = (0.0, 0.002, 0.005, MAX_KNOWN_LATE_RATIO)
-_THIN_TOLERANCE = 5e-3
+_LATE_RATIOS = (0.0, 0.002, 0.005, TUNING.far_late_ratio)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ def believed_frontier(graph: DependencyGraph, believed: PipelineProfile, *, dead
     bounds_j = []
     for ratio in _LATE_RATIOS:
         least_s = max((1 + ratio) * deadline_s, min_iteration_time_s(graph, believed))
-        plan = solve(graph, believed, deadline_s=least_s, effort=Effort.QUICK, thin_tolerance=_THIN_TOLERANCE)
+        plan = solve(graph, believed, deadline_s=least_s, effort=Effort.QUICK, thin_tolerance=THIN_TOLERANCE)
         bounds_j.append(plan.lower_bound_j)
     falling = np.minimum.accumulate(np.array(bounds_j))
     return BelievedFrontier(tuple(ratio * deadline_s for ratio in _LATE_RATIOS), tuple(falling.tolist()))

@@ -143,7 +143,7 @@ class Candidates:
         Calls on the critical path take time. Where no slowdown is permitted there is none, not even for a single call,
         and only full speed would be on time.
         """
-        late_ratio = TUNING.far_late_of_calls_ratio if is_far else TUNING.late_of_calls_ratio
+        late_ratio = TUNING.far_late_of_calls_ratio if is_far else TUNING.late_after_long_ratio
         return self.solved.iteration_time_s * (1 + (late_ratio if self._have_calls_a_price else 0.0))
 
     def _needs_time_for_calls(self, found: Sequence[Candidate]) -> bool:

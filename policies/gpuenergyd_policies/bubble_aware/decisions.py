@@ -22,6 +22,7 @@ from gpuenergyd_policies.full_speed import reason_for_full_speed
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
 from gpuenergyd_policies.predicted_savings import cheapest_clocks, predicted_plan
 from gpuenergyd_policies.setting_plans import plan_without_slowdown
+from gpuenergyd_policies.setting_search import WORTHWHILE_RATIO
 
 
 class Situation:
@@ -183,7 +184,7 @@ DECISIONS: tuple[Decision, ...] = (
     ),
     Decision(
         "it is a trial of split backwards, with fewer than"
-        f" {count_text(TUNING.trial_iterations, 'measured iteration')}",
+        f" {count_text(TUNING.min_iterations_to_evaluate, 'measured iteration')}",
         lambda now: now.is_trial and now.order.is_trial_short(now.last),
         "keep it",
         lambda now: now.last,
@@ -221,7 +222,7 @@ DECISIONS: tuple[Decision, ...] = (
         _learn,
     ),
     Decision(
-        f"it is in force, with fewer than {count_text(TUNING.min_iterations_to_tighten, 'measured iteration')}",
+        f"it is in force, with fewer than {count_text(TUNING.min_iterations_to_evaluate, 'measured iteration')}",
         lambda now: now.outcome.is_too_new,
         "keep it",
         lambda now: now.outcome.plan,
@@ -246,7 +247,7 @@ DECISIONS: tuple[Decision, ...] = (
         lambda now: _with_adjusted_caution(now.outcome),
     ),
     Decision(
-        f"it is early, and less caution saves at least {100 * TUNING.min_loosening_gain_ratio:g} % more",
+        f"it is early, and less caution saves at least {100 * WORTHWHILE_RATIO:g} % more",
         lambda now: now.looser is not None,
         "plan with less caution",
         lambda now: now.looser or now.outcome.plan,
@@ -293,19 +294,18 @@ def _with_adjusted_caution(outcome: PlanOutcome) -> ClockPlan:
 
 _not_worth_loosening: deque[tuple[object, ...]] = deque(maxlen=64)
 """Plans whose looser successor saves hardly more, with what that was computed from: nothing is computed again at each
-iteration. Only for speed: another process finds the same."""
-_SAME_LATENESS_DIGITS = 3
+iteration while its lateness is the same to a thousandth. Only for speed: another process finds the same."""
 
 
 def _looser(outcome: PlanOutcome) -> ClockPlan | None:
     """Return a plan with less caution; None if it saves hardly more."""
     plan, view = outcome.plan, outcome.view
-    key = (plan, view.baseline, view.target, round(outcome.late_s / outcome.target_s, _SAME_LATENESS_DIGITS))
+    key = (plan, view.baseline, view.target, round(outcome.late_s / outcome.target_s, 3))
     if key in _not_worth_loosening:
         return None
     candidate = _with_adjusted_caution(outcome)
     assert plan.predicted is not None
-    max_energy_j = (1 - TUNING.min_loosening_gain_ratio) * plan.predicted.energy_j
+    max_energy_j = (1 - WORTHWHILE_RATIO) * plan.predicted.energy_j
     if candidate.predicted is not None and candidate.predicted.energy_j < max_energy_j:
         return candidate
     _not_worth_loosening.append(key)

@@ -11,6 +11,7 @@ from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware.figures import Figure
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.planning.switching.requests import longest_lead_s
+from gpuenergyd_policies.setting_search import WORTHWHILE_RATIO
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,12 @@ class PlanOutcome:
         """Whether the target has moved since the plan was made: its times then do not show whether caution is right."""
         planned_ratio = self.plan.figure(Figure.TARGET)
         ratio = self.target_s / self.view.baseline.iteration_time_s
-        return planned_ratio is not None and abs(ratio - planned_ratio) > TUNING.target_moved_ratio
+        return planned_ratio is not None and abs(ratio - planned_ratio) > WORTHWHILE_RATIO
 
     @property
     def is_too_new(self) -> bool:
         """Whether the plan has run for too few iterations to be evaluated."""
-        return self.is_in_force and len(self.measured_s) < TUNING.min_iterations_to_tighten
+        return self.is_in_force and len(self.measured_s) < TUNING.min_iterations_to_evaluate
 
     @property
     def is_unmeasured(self) -> bool:
@@ -130,7 +131,7 @@ class PlanOutcome:
     def is_fast(self) -> bool:
         """Whether the plan leaves slack unused, beyond noise."""
         is_early = self.late_s < -self._patience * TUNING.loosen_below_ratio * self.target_s - self._noise_s
-        return is_early and len(self.measured_s) >= TUNING.min_iterations_to_loosen
+        return is_early and len(self.measured_s) >= TUNING.settled_iterations
 
     @property
     def raise_latency_s(self) -> float:

@@ -141,7 +141,7 @@ def plan_from_model(
     )
     chosen = candidates.best(max_segments)
     if not view.is_flattest:
-        margin_s = caution_ratio * target_s + TUNING.margin_of_waits_sigma * view.baseline.iteration_sigma_s
+        margin_s = caution_ratio * target_s + view.baseline.iteration_sigma_s
         chosen = with_cheaper_waits(model, cautious, chosen, margin_s=margin_s)
     return ClockPlan(
         plan_id=view.plan_id(f"tuned-{number}"),

@@ -27,9 +27,6 @@ from gpuenergyd_policies.learning.prior_view import prior_view
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
 from gpuenergyd_policies.planning.kernel_cache import prepare_kernels
 
-PROVEN_ITERATIONS = 8
-"""Iterations of one plan after which the curves are summarized once more for later jobs."""
-
 
 class BubbleAware:
     """Learns curves from its own plans, plans on the exact frontier, and corrects the plan from measured iterations.
@@ -111,7 +108,7 @@ class BubbleAware:
         is_kept = is_planned and bool(view.issued_plans) and plan.plan_id == view.issued_plans[-1].plan_id
         if not is_kept or plan.plan_id in self._summarized:
             return plan
-        if len(PlanOutcome.of(view, plan).measured_s) < PROVEN_ITERATIONS:
+        if len(PlanOutcome.of(view, plan).measured_s) < TUNING.settled_iterations:
             return plan
         self._summarized.add(plan.plan_id)
         try:

@@ -66,7 +66,7 @@ class OtherOrder:
         ran = [o.iteration_index for o in view.observations if o.plan_id in reordered]
         last = max([*ran, *(decided for decided in reordered.values() if decided is not None)], default=0)
         since = view.observations[-1].iteration_index - last
-        return number < TUNING.max_order_trials and since >= TUNING.order_retry_iterations * 4 ** (number - 1)
+        return since >= TUNING.order_retry_iterations << 2 * (number - 1)  # four times longer after each
 
     def considered(self) -> ClockPlan:
         """Return the plan in 1F1B with advice about another order."""
@@ -135,12 +135,12 @@ class OtherOrder:
     def is_trial_short(self, trial: ClockPlan) -> bool:
         """Return whether more iterations of a trial are needed, and worth waiting for."""
         num_ran = sum(o.plan_id == trial.plan_id for o in self.view.observations)
-        return len(self._measured(trial)) < TUNING.trial_iterations and num_ran < TUNING.longest_trial
+        return len(self._measured(trial)) < TUNING.min_iterations_to_evaluate and num_ran < TUNING.longest_without_order
 
     def after_trial(self, trial: ClockPlan) -> ClockPlan:
         """Return the plan with the order that a trial has shown to be best, or the plan in 1F1B."""
         regular = self._measured(trial)
-        if len(regular) < TUNING.trial_iterations:
+        if len(regular) < TUNING.min_iterations_to_evaluate:
             return self._back("not used, since its trial was disturbed")
         chosen = self._chosen(regular)
         if chosen is None or chosen.order_advice is None:
@@ -177,7 +177,7 @@ class OtherOrder:
         """Return whether the newest iteration was late because a split backward took longer than before."""
         view = self.view
         regular = [o for o in view.observations if o.is_regular and o.plan_id == plan.plan_id]
-        if len(regular) < TUNING.fewest_compared or view.target.fills_time:
+        if len(regular) < TUNING.min_iterations_to_evaluate or view.target.fills_time:
             return False
         newest, before = regular[-1], regular[1:-1] or regular[:-1]
         target_s = view.target.iteration_time_s(view.baseline.iteration_time_s)

@@ -30,15 +30,14 @@ from gpuenergyd_policies.bubble_aware.figures import Figure
 from gpuenergyd_policies.bubble_aware.model import FittedJob
 from gpuenergyd_policies.bubble_aware.outcome import PlanOutcome
 from gpuenergyd_policies.bubble_aware.planning import plan_from_model
+from gpuenergyd_policies.bubble_aware.tuning import TUNING
+from gpuenergyd_policies.learning.risk import NUM_DRAWS
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.setting_measurements import LEAST_ENERGY_ERROR, is_current
 from gpuenergyd_policies.setting_search import ADVISED_SLOWDOWNS, can_be_advised
 
-_LEAST_MEASURED = 6
-"""Iterations of the plan in force before there is advice."""
-_NUM_DRAWS = 16
 _ERROR_OF_ADDED = 0.1
 """Standard error of what a further slowdown adds, as a share of it: plans switch clocks late, and keep caution."""
 _INTERVAL_AT_SIGMA = 1.645
@@ -51,16 +50,16 @@ def with_slowdown_advice(view: JobView, plan: ClockPlan) -> ClockPlan:
     if view.is_plain_loop:
         return with_advice(view, plan)
     measured = [o for o in view.observations if o.is_regular and o.plan_id == plan.plan_id and o.energy_j is not None]
-    is_new = len(measured) < _LEAST_MEASURED + ADVISED_EVERY_AT_FIRST
+    is_new = len(measured) < TUNING.min_iterations_to_evaluate + ADVISED_EVERY_AT_FIRST
     is_due = is_new or view.observations[-1].iteration_index % ADVISED_EVERY == 0
-    if plan.purpose is not PlanPurpose.TUNED or len(measured) < _LEAST_MEASURED or not is_due:
+    if plan.purpose is not PlanPurpose.TUNED or len(measured) < TUNING.min_iterations_to_evaluate or not is_due:
         return plan
     try:
         fitted = FittedJob(view).fitted
     except NotEnoughDataError:
         return plan
     random = np.random.default_rng(view.num_issued())
-    return replace(plan, advice=_advice(view, plan, measured, [fitted.profile, *fitted.drawn(_NUM_DRAWS, random)]))
+    return replace(plan, advice=_advice(view, plan, measured, [fitted.profile, *fitted.drawn(NUM_DRAWS, random)]))
 
 
 def may_measure_slower(view: JobView) -> bool:

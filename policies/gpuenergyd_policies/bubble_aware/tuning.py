@@ -21,13 +21,11 @@ class Tuning:
     price_of_lateness: float = 3.0
     """Price of that time, in units of the mean power of the iteration: a tenth of a percent of time for at least three
     of energy, about what a later deadline would save."""
-    late_of_calls_ratio: float = 0.0005
-    """Time beyond the deadline that a plan's calls may take, as a share of it: no more than what lasts unnoticed, see
-    `late_after_long_ratio`."""
     far_late_of_calls_ratio: float = 0.002
-    """The same where little is saved otherwise: less than a plan is soon corrected for, see `tighten_above_ratio`."""
+    """Time beyond the deadline that a plan's calls may take, as a share of it, where little is saved otherwise: less
+    than a plan is soon corrected for, see `tighten_above_ratio`."""
     max_segments_of_many_calls: tuple[int, ...] = (1, 2, 3)
-    """The same where the plans with more segments change clocks too often."""
+    """The limits of segments where the plans with more segments change clocks too often."""
     max_driver_busy_ratio: float = 0.25
     """Share of the time for which calls that set clocks may occupy the driver of a host: all its programs share it, and
     calls in a row would make the last one late."""
@@ -47,9 +45,6 @@ class Tuning:
     """Energy that a lowered wait must save, as a share of the iteration's: it takes two more calls."""
     least_saving_of_waits: float = 5e-4
     """Energy that all lowered waits of a plan must save, as a share of the iteration's."""
-    margin_of_waits_sigma: float = 1.0
-    """Standard deviations of an iteration time by which a lowered clock is back before its wait is planned to end, in
-    addition to the plan's caution."""
 
     flat_extra_ratio: float = 0.0015
     """Extra energy of a flatter plan, without the price of its clock changes: with it, less than what is accepted for
@@ -68,8 +63,8 @@ class Tuning:
     min_iterations_to_learn: int = 3
     """Iterations of a plan measured before the next one is learned from it."""
     far_late_ratio: float = 0.01
-    """Lateness beyond noise, as a share of the target, from which on a plan that learns is not waited for: what it was
-    made from was wrong, and its first iterations show it."""
+    """Lateness, as a share of the target, from which on a plan that learns is not waited for, since what it was made
+    from was wrong, and beyond which no energy pays: the slowdown that the guard tolerates."""
 
     caution_of_noise: float = 0.5
     """Share of the standard deviation of one iteration time that a first plan keeps as margin."""
@@ -84,7 +79,8 @@ class Tuning:
     """Extra caution after such an outlier."""
 
     settled_iterations: int = 8
-    """Iterations of a plan in 1F1B before another order is considered."""
+    """Iterations of a plan before it may be judged fast, as only energy is lost meanwhile, before another order is
+    considered, and before the curves are summarized once more for later jobs."""
     least_gain_of_order: float = 0.02
     """Further saving, as a share of the baseline's energy, for which a job changes its order."""
     extra_caution_of_orders: float = 0.004
@@ -98,32 +94,20 @@ class Tuning:
     """The same where the flattest plan is wanted: of many orders of nearly the same energy, some swing less."""
     memory_margin_ratio: float = 0.05
     """Share of a GPU's memory that other orders leave free: allocators fragment, and programs vary."""
-    trial_iterations: int = 4
-    """Iterations at full speed that measure input and weight gradients apart, without the first."""
-    longest_trial: int = 24
-    """Iterations after which a disturbed trial is given up."""
-    max_order_trials: int = 4
-    """Trials of other orders in one run of a job."""
     order_retry_iterations: int = 64
     """Iterations in 1F1B before a second trial; each further one waits four times as long."""
     longest_without_order: int = 48
-    """Iterations for which a rank may not run a plan's order before the plan is given up: plans begin late where links
-    are slow, and blocks at full speed run in 1F1B."""
-    fewest_compared: int = 3
-    """Iterations in another order before one of them may be judged by the others."""
+    """Iterations for which a rank may not run a plan's order, or a trial may be disturbed, before it is given up: plans
+    begin late where links are slow, and blocks at full speed run in 1F1B."""
     slow_order_ratio: float = 0.02
     """Lateness of a single iteration, as a share of the target, beyond which its split backwards are looked at."""
     slow_split_ratio: float = 0.08
     """Excess of split backwards of one rank over their usual time that ends the order at once."""
 
-    target_moved_ratio: float = 1e-3
-    """A target that moves by more, in baseline iteration times, needs a new plan."""
     new_latency_ratio: float = 0.25
     """A switch latency that changes by more of itself needs a new plan: lead times are too short or waste energy."""
-    min_iterations_to_tighten: int = 4
-    """Iterations of a plan measured before it may be judged slow."""
-    min_iterations_to_loosen: int = 8
-    """Iterations of a plan measured before it may be judged fast: twice as many, as only energy is lost meanwhile."""
+    min_iterations_to_evaluate: int = 4
+    """Iterations of a plan, or of a trial of split backwards, before what they measure counts."""
     tighten_above_ratio: float = 0.003
     """Lateness that is corrected, as a share of the target; see `settled_patience`."""
     loosen_below_ratio: float = 0.004
@@ -134,11 +118,10 @@ class Tuning:
     min_iterations_to_keep_budget: int = 16
     """Iterations of a plan from which on lateness counts that is too small to be seen in a few."""
     late_after_long_ratio: float = 0.0005
-    """Such lateness, as a share of the target, beyond its error: a permitted slowdown is kept."""
+    """Such lateness, as a share of the target, beyond its error: a permitted slowdown is kept. Calls that stop GPUs may
+    make a plan as late as that."""
     certainty_of_budget_sigma: float = 2.0
     """Distance of such lateness from none, in its standard errors, before it counts."""
-    min_loosening_gain_ratio: float = 0.001
-    """Energy that a looser plan must be predicted to save to replace the present one."""
 
 
 TUNING = Tuning()

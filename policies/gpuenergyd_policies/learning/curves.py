@@ -106,7 +106,7 @@ class CurveModel:
                 SingleClocks.of(wanted, observed, weights, are_of_kinds=are_of_kinds) for are_of_kinds in (False, True)
             ),
             scales=(self.deviations.single_class, self.deviations.single_kind),
-            factors=Factors(),
+            factors=Factors.assumed(),
         )
 
     def _mean(self, points: Points) -> FloatArray:

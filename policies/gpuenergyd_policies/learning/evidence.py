@@ -9,12 +9,11 @@ from gpuenergyd.core.measurement.observation import InstructionSample, Iteration
 from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd_policies.learning.seen import CallSeen, EnergySeen, TimeSeen, TimeSpent
 
-TIME_NOISE_RATIO = 0.003
-"""Of one instruction's time, and of the mean of any number of them: iterations have errors in common."""
+COMMON_ERROR_RATIO = 0.003
+"""Of one instruction's time, and of the mean of any number of times or energies: iterations have errors in common."""
 _MIN_SHARE_RATIO = 0.03
 """Shares of an instruction's time below this tell nothing of their clocks: their progress is that of the prior."""
 _ENERGY_NOISE_RATIO = 0.02
-_MIN_ENERGY_NOISE_RATIO = 0.003
 _MIN_FOR_NOISE = 4
 _MOST_UNCOUNTED_CALLS = 0.02
 """Mean number of calls per instruction up to which times count as times without calls."""
@@ -29,7 +28,7 @@ def times_seen(observations: Iterable[IterationObservation]) -> list[TimeSeen]:
                 continue
             shares = sorted((s.sm_clock_mhz, s.time_s) for s in sample.shares)
             least_s = _MIN_SHARE_RATIO * sample.time_s
-            sigma = TIME_NOISE_RATIO * math.sqrt(1 + 1 / max(1, sample.count))
+            sigma = COMMON_ERROR_RATIO * math.sqrt(1 + 1 / max(1, sample.count))
             found.append(
                 TimeSeen(
                     sample.instruction_class,
@@ -83,7 +82,7 @@ def _noise_ratio(groups: Sequence[Sequence[RankEnergy]]) -> float:
         if len(powers_w) >= _MIN_FOR_NOISE:
             squares += (len(powers_w) - 1) * (stdev(powers_w) / fmean(powers_w)) ** 2
             num += len(powers_w) - 1
-    return max(math.sqrt(squares / num), _MIN_ENERGY_NOISE_RATIO) if num else _ENERGY_NOISE_RATIO
+    return max(math.sqrt(squares / num), COMMON_ERROR_RATIO) if num else _ENERGY_NOISE_RATIO
 
 
 def _mean_energy(members: Sequence[RankEnergy], noise_ratio: float, waits: Collection[InstructionClass]) -> EnergySeen:
@@ -96,5 +95,5 @@ def _mean_energy(members: Sequence[RankEnergy], noise_ratio: float, waits: Colle
                 key = None if key in waits else key
             spent_s[key, share.sm_clock_mhz] += share.time_s / len(members)
     spent = tuple(TimeSpent(key, clock, time_s) for (key, clock), time_s in spent_s.items())
-    sigma = math.hypot(noise_ratio / math.sqrt(len(members)), _MIN_ENERGY_NOISE_RATIO)
+    sigma = math.hypot(noise_ratio / math.sqrt(len(members)), COMMON_ERROR_RATIO)
     return EnergySeen(members[0].pp_rank, fmean(m.energy_j or 0.0 for m in members), sigma, spent)

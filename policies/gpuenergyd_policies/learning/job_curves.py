@@ -34,11 +34,6 @@ from gpuenergyd_policies.learning.seen import (
 from gpuenergyd_policies.learning.shape import CurvePrior, FloatArray
 from gpuenergyd_policies.learning.waits import WaitingPhase
 
-_MAX_WAITING_SHIFT = 0.7
-"""In log power, by which measurements may move the assumed power while waiting: a factor of two."""
-_MAX_WAITING_EXPONENT = 3.0
-"""Of the clock, which the power while waiting is proportional to a power of: clock times squared voltage."""
-
 _CLEARLY_OFF_SIGMAS = 2.0
 """Standard deviations by which a single clock must be off the curve for its measurement to overrule physics."""
 
@@ -55,7 +50,7 @@ class FittedCurves:
     reference_w: Mapping[int, float]
     waiting_w: float
     """While waiting at the maximum clock."""
-    waiting_exponent: float = 0.0
+    waiting_exponent: float
     """Of the clock, which the power while waiting is proportional to a power of."""
     waits: tuple[WaitingPhase, ...] = ()
     """Phases of a training loop that wait, and are not among the classes."""
@@ -192,9 +187,9 @@ def fit_curves(
     powers_alone = OwnEvidence(of_power, seen.observed, seen.evidence)
     used, time, power = posteriors(wanted, past, classes, times_alone, powers_alone)
     off = waiting.sigma_ratio**2 * float(seen.waiting[:, 0] @ power.explained[: len(seen.waiting)])
-    waiting_w = waiting.power_w * math.exp(min(max(off, -_MAX_WAITING_SHIFT), _MAX_WAITING_SHIFT))
+    waiting_w = waiting.power_w * math.exp(off)
     steeper = waiting.exponent_sigma**2 * float(seen.waiting[:, 1] @ power.explained[: len(seen.waiting)])
-    exponent = min(max(waiting.exponent + steeper, 0.0), _MAX_WAITING_EXPONENT)
+    exponent = max(waiting.exponent + steeper, 0.0)
     return FittedCurves(tuple(classes), time, power, reference_w, waiting_w, exponent, waiting.phases, past=used)
 
 

@@ -62,9 +62,9 @@ class LearnedProfile:
     profile: PipelineProfile
     calls: CallCost
     curves: FittedCurves
-    learned: LearnedCurves | None = None
+    learned: LearnedCurves | None
     """What the job itself has shown, for later jobs."""
-    num_past_jobs: int = 0
+    num_past_jobs: int
     """Past jobs of the same work, whether they agree with this one or not."""
 
     @property
@@ -119,10 +119,8 @@ def learned_profile(
     power_w = fmean(alone.reference_w[rank] / gpu.num_gpus for rank, gpu in enumerate(gpus))
     uuids = {gpu.gpu_uuid for gpu in gpus}
     past = same_work(past_jobs, classes, model_name, power_w, uuids, curves_before=curves_before)
-    if not past:
-        return LearnedProfile(alone.profile(), calls, alone, learned=learned)
-    curves = fit(plain, past=past).within_reach_of(alone)
-    return LearnedProfile(curves.profile(), calls, curves, learned=learned, num_past_jobs=len(past))
+    curves = fit(plain, past=past).within_reach_of(alone) if past else alone
+    return LearnedProfile(curves.profile(), calls, curves, learned, len(past))
 
 
 def newest_at_full_speed(view: JobView) -> list[IterationObservation]:

@@ -184,7 +184,7 @@ class _Row:
     value: float
     sigma: float
     """Error that all rows of a curve have in common at near clocks."""
-    stage_sigma: float = 0.0
+    stage_sigma: float
 
 
 def _rows_of(curve: KindCurve, classes: Sequence[ClassAtFullSpeed], *, is_time: bool) -> list[_Row]:
@@ -203,7 +203,7 @@ def _rows_of(curve: KindCurve, classes: Sequence[ClassAtFullSpeed], *, is_time: 
         sigma = point.time_sigma_ratio if is_time else point.power_sigma_ratio
         before = np.array(deviations_at.get(point.sm_clock_mhz, ())).reshape(-1, 2) if is_time else np.zeros((0, 2))
         if not len(before) or abs(math.log(work_s / (len(before) * curve.time_s))) > _MAX_LOG_RATIO:
-            found.append(_Row(point.sm_clock_mhz, dict.fromkeys(some, 1 / len(some)), value, sigma))
+            found.append(_Row(point.sm_clock_mhz, dict.fromkeys(some, 1 / len(some)), value, sigma, 0.0))
             continue
         num = min(len(before), len(own))
         for part_before, part in zip(_parts(num, len(before)), _parts(num, len(own)), strict=True):

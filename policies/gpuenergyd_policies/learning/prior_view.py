@@ -15,8 +15,6 @@ from gpuenergyd_policies.learning.published import prior_for
 from gpuenergyd_policies.learning.seen import ClassAtFullSpeed, points_of
 
 CLOCK_RATIOS = (1.0, 0.9, 0.8, 0.7, 0.6)
-_ASSUMED_TOP_MHZ = 1000
-"""Stands for the maximum clock where no past job names it: the prior only knows clocks relative to it."""
 
 
 def prior_view(gpu_model_name: str, past_jobs: Sequence[PastJob]) -> PriorView:
@@ -48,9 +46,10 @@ def _classes_like(job: PastJob) -> list[ClassAtFullSpeed]:
 
 
 def _assumed_classes() -> list[ClassAtFullSpeed]:
-    clocks = tuple(round(ratio * _ASSUMED_TOP_MHZ) for ratio in CLOCK_RATIOS)
+    # Any maximum clock will do where no past job names it: the prior only knows clocks relative to it.
+    clocks = tuple(round(1000 * ratio) for ratio in CLOCK_RATIOS)
     kinds = (InstructionKind.B, InstructionKind.F)
-    return [ClassAtFullSpeed(InstructionClass(0, kind), clocks, 1.0, float(_ASSUMED_TOP_MHZ)) for kind in kinds]
+    return [ClassAtFullSpeed(InstructionClass(0, kind), clocks, 1.0, float(clocks[0])) for kind in kinds]
 
 
 def _point(time: Posterior, power: Posterior, k: int, clock_ratio: float) -> PriorPoint:

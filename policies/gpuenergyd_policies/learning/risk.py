@@ -27,7 +27,8 @@ MAX_LATE_RATIO = 0.004
 """Lateness permitted in 19 of 20 draws: less than half of what a job may lose, as a belief may be too sure."""
 NUM_DRAWS = 24
 _QUANTILE = 0.95
-_THIN_TOLERANCE = 5e-3
+THIN_TOLERANCE = 5e-3
+"""By which hulls of rough plans are thinned, as a share of the energy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def late_ratios(
     """Return by draw of times how late the plan of a believed profile is, as a share of the deadline."""
     index = fitted.index_of()
     least_s = max(deadline_s, min_iteration_time_s(graph, believed))
-    solved = solve(graph, believed, deadline_s=least_s, effort=Effort.QUICK, thin_tolerance=_THIN_TOLERANCE)
+    solved = solve(graph, believed, deadline_s=least_s, effort=Effort.QUICK, thin_tolerance=THIN_TOLERANCE)
     clocks = zip(graph.instructions, solved.sm_clocks_mhz, strict=True)
     entries = np.array([index[node.instruction_class, clock] for node, clock in clocks], dtype=np.int64)
     return [makespan_s(graph, own[entries].tolist()) / deadline_s - 1 for own in draws_s]

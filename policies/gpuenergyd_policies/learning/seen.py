@@ -127,9 +127,9 @@ class Waiting:
 
     power_w: float
     sigma_ratio: float
-    exponent: float = 0.0
+    exponent: float
     """Of the clock, which power is proportional to a power of."""
-    exponent_sigma: float = 0.0
+    exponent_sigma: float
     phases: tuple[WaitingPhase, ...] = ()
     """Phases of a training loop that wait, too."""
 

@@ -31,10 +31,15 @@ _LOG_FACTOR_SIGMA = 0.7
 class Factors:
     """Factors on the assumed deviations of a job from the prior, of its stages, and of single clocks."""
 
-    job: float = 1.0
-    stage: float = 1.0
-    single_class: float = 1.0
-    single_kind: float = 1.0
+    job: float
+    stage: float
+    single_class: float
+    single_kind: float
+
+    @classmethod
+    def assumed(cls) -> "Factors":
+        """Return the factors without any evidence."""
+        return cls(1.0, 1.0, 1.0, 1.0)
 
     @property
     def log_penalty(self) -> float:

@@ -24,7 +24,6 @@ _QUANTILE = 0.25
 _SLOWER_RATIO = 0.1
 """Share of its time by which a phase that waits may be longer at low clocks; one that computes would be by a third."""
 _CLEARLY_LOWER_RATIO = 0.8
-_LEAST_TIME_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ def _wait(
     least_mhz = LOWEST_WAIT_RATIO * max(supported_mhz) if key.kind.waits_for_ranks else 0.0
     clocks = tuple(mhz for mhz in supported_mhz if mhz >= least_mhz and mhz > too_slow_mhz)
     time_s = float(np.quantile([sample.time_s for sample in samples[-_RECENT:]], _QUANTILE))
-    return WaitingPhase(key, max(time_s, _LEAST_TIME_S), clocks or (max(supported_mhz),))
+    return WaitingPhase(key, max(time_s, 1e-6), clocks or (max(supported_mhz),))
 
 
 def _highest_too_slow_mhz(times_s: Mapping[int, Sequence[float]], most_s: float) -> float:

@@ -24,7 +24,7 @@ from tests.support.examples import examples
 F, B = InstructionKind.F, InstructionKind.B
 CLOCKS = tuple(range(1410, 780, -45))
 KEYS = [InstructionClass(rank, kind) for rank in range(3) for kind in (F, B)]
-WAITING = Waiting(80.0, 0.05)
+WAITING = Waiting(80.0, 0.05, 0.0, 0.0)
 FULL_SPEED_S = {F: 0.05, B: 0.1}
 POWER_W = 300.0
 
