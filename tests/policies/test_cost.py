@@ -16,8 +16,7 @@ from gpuenergyd.core.policy_api.testing import job_view
 from gpuenergyd.daemon.processes.plugins import load_policy, policy_options
 from gpuenergyd.errors import UnknownPolicyError, UsageError
 from gpuenergyd_policies.advice import ADVISED_EVERY_AT_FIRST
-from gpuenergyd_policies.cost import Cost
-from gpuenergyd_policies.objective import FloatArray, Objective, objective_of
+from gpuenergyd_policies.cost import Cost, FloatArray, Objective, objective_of
 from gpuenergyd_policies.setting_curves import LoopAtFullSpeed, MeasuredPoint, StandardErrors, possible_curves
 from gpuenergyd_policies.setting_search import MAX_PROBES, SettingSearch
 from gpuenergyd_policies.uniform import Uniform

@@ -8,8 +8,7 @@ from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.outcome import OutcomeKind, find_outcome
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import Lever
-from gpuenergyd_policies.cost import Cost
-from gpuenergyd_policies.objective import Objective, objective_of
+from gpuenergyd_policies.cost import Cost, Objective, objective_of
 from gpuenergyd_policies.setting_search import MAX_PROBES
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.support.plain_jobs import MEMORY_SHARES, GpuLoopWork, loop_training, random_gpu_work

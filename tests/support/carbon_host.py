@@ -13,7 +13,7 @@ from gpuenergyd.daemon.carbon.targets import CarbonTargets
 from gpuenergyd.daemon.processes.carbon_queries import TargetQuery, TargetReply, answer_target
 from gpuenergyd.daemon.settings import load_settings
 from gpuenergyd.store.records import TargetRecord
-from gpuenergyd_policies.targets import CarbonTarget
+from gpuenergyd_policies.carbon.targets import CarbonTarget
 from tests.support.virtual_pipeline import FIRST_AT, KeptRecords
 
 HISTORY_DAYS = 9

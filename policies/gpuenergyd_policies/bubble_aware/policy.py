@@ -23,7 +23,7 @@ from gpuenergyd_policies.bubble_aware.outcome import PlanOutcome
 from gpuenergyd_policies.bubble_aware.slowdown_advice import with_slowdown_advice
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.flags import flags_of
-from gpuenergyd_policies.learning.prior_view import prior_view
+from gpuenergyd_policies.learning.past_jobs import prior_view
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
 from gpuenergyd_policies.planning.kernel_cache import prepare_kernels
 

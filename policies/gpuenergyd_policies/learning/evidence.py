@@ -5,9 +5,23 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from statistics import fmean, stdev
 
+import numpy as np
+
 from gpuenergyd.core.measurement.observation import InstructionSample, IterationObservation, RankEnergy
 from gpuenergyd.core.pipeline.graph import InstructionClass
-from gpuenergyd_policies.learning.seen import CallSeen, EnergySeen, TimeSeen, TimeSpent
+from gpuenergyd_policies.learning.curves import CurveModel, Evidence
+from gpuenergyd_policies.learning.seen import (
+    CallSeen,
+    ClassAtFullSpeed,
+    EnergySeen,
+    TimeRow,
+    TimeRows,
+    TimeSeen,
+    TimeSpent,
+    time_evidence,
+    time_rows,
+)
+from gpuenergyd_policies.learning.sizes import Factors
 
 COMMON_ERROR_RATIO = 0.003
 """Of one instruction's time, and of the mean of any number of times or energies: iterations have errors in common."""
@@ -97,3 +111,48 @@ def _mean_energy(members: Sequence[RankEnergy], noise_ratio: float, waits: Colle
     spent = tuple(TimeSpent(key, clock, time_s) for (key, clock), time_s in spent_s.items())
     sigma = math.hypot(noise_ratio / math.sqrt(len(members)), COMMON_ERROR_RATIO)
     return EnergySeen(members[0].pp_rank, fmean(m.energy_j or 0.0 for m in members), sigma, spent)
+
+
+_MIN_RATIO, _MIN_SIGMAS = 0.1, 5.0
+"""How far, in log time and in standard deviations, a time must be off all others: single clocks of measured tables are
+up to 6 % off any curve."""
+_FACTORS = Factors(job=2.0, stage=2.0, single_class=4.0, single_kind=2.0)
+"""On the deviations assumed in that comparison: a job that differs much from the prior has no outliers for that."""
+_MAX_SHARE = 0.1
+"""Of the values: if more are off, the prior is wrong and not they."""
+
+
+def without_outliers(
+    times: Sequence[TimeSeen],
+    possible: Sequence[Sequence[ClassAtFullSpeed]],
+    of_time: CurveModel,
+    *,
+    calls_sigma_s: tuple[float, float] = (0.0, 0.0),
+) -> list[TimeSeen]:
+    """Return the times without those that are off all others, whichever classes of `possible` are the true ones.
+
+    `possible` are the same classes with other clocks at full speed: times that one of them explains are kept.
+    """
+    rows = time_rows(possible[0], times, has_calls=any(calls_sigma_s))
+    dropped = set.intersection(*(_outliers(rows, classes, of_time, calls_sigma_s) for classes in possible))
+    return [own for own in times if own.row not in dropped]
+
+
+def _outliers(
+    rows: TimeRows,
+    classes: Sequence[ClassAtFullSpeed],
+    of_time: CurveModel,
+    calls_sigma_s: tuple[float, float],
+) -> set[TimeRow]:
+    """Return the rows of outliers, the worst found first and left out of the next comparison."""
+    seen = time_evidence(classes, rows, of_time, calls_sigma_s=calls_sigma_s, num_rounds=1)
+    observed, evidence = seen.observed, seen.evidence
+    kept = np.arange(len(rows.rows))
+    for _ in range(math.ceil(_MAX_SHARE * len(rows.rows))):
+        own = Evidence(evidence.weights[kept], evidence.values[kept], evidence.noise[np.ix_(kept, kept)])
+        off, sigma = of_time.left_out(observed, own, _FACTORS)
+        surprise = np.where(np.abs(off) > _MIN_RATIO, np.abs(off) / sigma, 0.0)
+        if surprise.max() <= _MIN_SIGMAS:
+            break
+        kept = np.delete(kept, int(np.argmax(surprise)))
+    return set(rows.rows) - {rows.rows[k] for k in kept.tolist()}

@@ -23,9 +23,8 @@ from gpuenergyd.count_text import count_text
 from gpuenergyd_policies.learning.calls import CALLS_SIGMA_S, CallCost, call_cost
 from gpuenergyd_policies.learning.curves import CurveModel
 from gpuenergyd_policies.learning.deviations import TIME
-from gpuenergyd_policies.learning.evidence import energies_seen, times_seen
+from gpuenergyd_policies.learning.evidence import energies_seen, times_seen, without_outliers
 from gpuenergyd_policies.learning.job_curves import FittedCurves, fit_curves
-from gpuenergyd_policies.learning.outliers import without_outliers
 from gpuenergyd_policies.learning.past_jobs import same_work
 from gpuenergyd_policies.learning.published import prior_for
 from gpuenergyd_policies.learning.seen import (

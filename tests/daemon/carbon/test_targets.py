@@ -34,8 +34,8 @@ from gpuenergyd.daemon.settings import load_settings
 from gpuenergyd.report.carbon import slowdown_ratio
 from gpuenergyd.store import open_history
 from gpuenergyd.store.records import IntensityRecord, IterationRecord, JobRecord, Record, TargetRecord
+from gpuenergyd_policies.carbon.targets import CarbonTarget
 from gpuenergyd_policies.envelope import Envelope
-from gpuenergyd_policies.targets import CarbonTarget
 from gpuenergyd_policies.uniform import Uniform
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.policies.bubble_aware.test_control_loop import training

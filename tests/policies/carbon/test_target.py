@@ -24,7 +24,7 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.core.policy_api.target_policy import TargetView
 from gpuenergyd_policies.carbon.budget import speed_hull
 from gpuenergyd_policies.carbon.forecast import Forecasts
-from gpuenergyd_policies.targets import CarbonTarget, ConstantSlowdown
+from gpuenergyd_policies.carbon.targets import CarbonTarget, ConstantSlowdown
 from tests.support.carbon_traces import FIRST_AT, made_up_trace
 from tests.support.examples import examples
 

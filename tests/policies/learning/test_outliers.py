@@ -4,7 +4,7 @@ import pytest
 
 from gpuenergyd_policies.learning.curves import CurveModel
 from gpuenergyd_policies.learning.deviations import TIME
-from gpuenergyd_policies.learning.outliers import without_outliers
+from gpuenergyd_policies.learning.evidence import without_outliers
 from gpuenergyd_policies.learning.seen import TimeSeen
 from gpuenergyd_policies.learning.shape import GENERIC
 from tests.policies.learning.test_job_curves import KEYS, classes, time_s

@@ -13,8 +13,7 @@ from gpuenergyd.core.pipeline.learned_curves import MAX_STAGE_DEVIATIONS, CurveP
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd_policies.learning.job_curves import FittedCurves, fit_curves
-from gpuenergyd_policies.learning.past_jobs import PastCurves, same_work
-from gpuenergyd_policies.learning.prior_view import prior_view
+from gpuenergyd_policies.learning.past_jobs import PastCurves, prior_view, same_work
 from gpuenergyd_policies.learning.risk import caution_within_risk, late_ratios
 from gpuenergyd_policies.learning.seen import TimeSeen
 from gpuenergyd_policies.learning.shape import GENERIC
