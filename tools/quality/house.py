@@ -50,12 +50,12 @@ def figures(root: Path = ROOT) -> tuple[Figure, ...]:
     )
     constants = sum(num_constants(_tree(root / path)) for path in lines["policies"])
     return (
-        Figure("lines of gpuenergyd, policies, trainers", _total(lines, CORE), limit=83_200, target=62_000),
-        Figure("lines with plugins", sum(product.values()), limit=92_000, target=77_000),
-        Figure("lines of tests", _total(lines, ("tests",)), limit=92_500, target=70_000),
-        Figure(f"folders with more than {MAX_FILES} files", len(crowded), limit=2, target=0, details=crowded),
-        Figure(f"files over {MAX_LINES} lines without a reason", len(long), limit=2, target=0, details=long),
-        Figure("numeric constants of policies", constants, limit=372),
+        Figure("lines of gpuenergyd, policies, trainers", _total(lines, CORE), limit=77_600, target=62_000),
+        Figure("lines with plugins", sum(product.values()), limit=93_400, target=77_000),
+        Figure("lines of tests", _total(lines, ("tests",)), limit=89_600, target=70_000),
+        Figure(f"folders with more than {MAX_FILES} files", len(crowded), limit=0, target=0, details=crowded),
+        Figure(f"files over {MAX_LINES} lines without a reason", len(long), limit=0, target=0, details=long),
+        Figure("numeric constants of policies", constants, limit=335),
         *(Figure(f"  lines of {part}", sum(own.values()), limit=sys.maxsize) for part, own in lines.items()),
     )
 
