@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries, checked_intensity
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import CarbonDataError, CarbonSourceError
 
 TIME_COLUMN = "timestamp_utc"
@@ -66,7 +67,7 @@ def file_text(path: Path, max_bytes: int) -> str:
     with path.open("rb") as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
-        raise CarbonDataError(f"{path}: larger than {max_bytes} bytes")
+        raise CarbonDataError(f"{path}: larger than {count_text(max_bytes, 'byte')}")
     return content.decode("utf-8-sig", "replace")
 
 

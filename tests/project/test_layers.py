@@ -72,7 +72,7 @@ def test_all_imports_keep_the_contracts() -> None:
         ("gpuenergyd/client/planted.py", "import msgspec", "standard library only"),
         ("gpuenergyd/daemon/planted.py", "import gpuenergyd_policies", "by entry point"),
         ("gpuenergyd/daemon/planted.py", "import gpuenergyd_prove", "import no plugin"),
-        ("plugins/gpuenergyd_carbon_lab/files.py", "import gpuenergyd.store", "the plugin carbon_lab uses"),
+        ("plugins/gpuenergyd_carbon_lab/results.py", "import gpuenergyd.store", "the plugin carbon_lab uses"),
         ("plugins/gpuenergyd_prove/signing.py", "import gpuenergyd.daemon.app", "the plugin prove uses"),
         ("policies/gpuenergyd_policies/planted.py", "import gpuenergyd.daemon", "policies know the domain only"),
         ("gpuenergyd/report/planted.py", "import sqlalchemy", "only the store"),

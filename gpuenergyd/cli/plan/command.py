@@ -11,7 +11,7 @@ from gpuenergyd.cli.options import JsonOption, SocketOption
 from gpuenergyd.cli.output import print_json
 from gpuenergyd.cli.plan import options
 from gpuenergyd.cli.plan.inputs import PlanInput, load_planner, plan_input
-from gpuenergyd.cli.plan.printing import swing_figures
+from gpuenergyd.cli.plan.swing import swing_figures
 from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.core.pipeline.graph import Schedule
 from gpuenergyd.core.policy_api.policy import OfflinePlan, PowerFigures, SwitchingFigures, WaitingFigures

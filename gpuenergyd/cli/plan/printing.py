@@ -13,7 +13,6 @@ from gpuenergyd.cli.output import people_console
 from gpuenergyd.cli.plan.inputs import PlanInput
 from gpuenergyd.cli.plan.tables import AUTO_SCHEDULE
 from gpuenergyd.core.pipeline.graph import InstructionKind
-from gpuenergyd.core.pipeline.power_swing import PlannedSwing, SwingFigures
 from gpuenergyd.core.policy_api.policy import FrontierPoint
 from gpuenergyd.count_text import count_text
 from gpuenergyd.gpu.process_identity import process_start_ticks
@@ -221,17 +220,6 @@ def _notes(given: PlanInput, figures: dict[str, Any]) -> list[str]:
     return [*notes, *given.notes]
 
 
-def swing_figures(swing: PlannedSwing) -> dict[str, Any]:
-    """Return the part of the JSON document about swings."""
-    return {
-        "planned": _figures(swing.planned),
-        "full_speed": _figures(swing.full_speed),
-        "least_energy": _figures(swing.least_energy),
-        "band_energy_against_least_energy_ratio": _change(swing.planned, swing.least_energy),
-        "band_energy_against_full_speed_ratio": _change(swing.planned, swing.full_speed),
-    }
-
-
 def swing_lines(figures: dict[str, Any]) -> list[str]:
     """Return the swing of the plan in words; nothing where it is unknown."""
     if "swing" not in figures:
@@ -243,18 +231,3 @@ def swing_lines(figures: dict[str, Any]) -> list[str]:
     rms = f"{planned['band_rms_w']:.1f} W RMS from 0.1 to 20 Hz (full speed {full_speed['band_rms_w']:.1f} W)"
     flatter = f", its energy {100 * change:+.1f} % against the plan of least energy" if change else ""
     return [f"power of all GPUs is between {trough} and {peak}; it swings by {rms}{flatter}"]
-
-
-def _figures(figures: SwingFigures) -> dict[str, float]:
-    return {
-        "peak_w": figures.peak_w,
-        "trough_w": figures.trough_w,
-        "mean_w": figures.mean_w,
-        "ramp_w_per_s": figures.ramp_w_per_s,
-        "band_energy_w2": figures.band_energy_w2,
-        "band_rms_w": figures.band_rms_w,
-    }
-
-
-def _change(planned: SwingFigures, other: SwingFigures) -> float | None:
-    return planned.band_energy_w2 / other.band_energy_w2 - 1.0 if other.band_energy_w2 else None

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from gpuenergyd.core.job.description import JobDescription
+if TYPE_CHECKING:  # `gpuenergyd status` needs the texts below, and none of the models
+    from gpuenergyd.core.job.description import JobDescription
 
 LOWEST_PRIORITY = 9
 """Priorities are 0, the highest, to this one."""
@@ -25,7 +26,7 @@ class OperatorOrders:
         given = {one.name: value for one in fields(later) if (value := getattr(later, one.name)) is not None}
         return replace(self, **given)
 
-    def applied_to(self, description: JobDescription, registered: Self) -> JobDescription:
+    def applied_to(self, description: "JobDescription", registered: Self) -> "JobDescription":
         """Return a job's description under these orders; `registered` holds where there is none."""
         own = registered.followed_by(self)
         ratio = own.max_slowdown_ratio if own.max_slowdown_ratio is not None else description.target.max_slowdown_ratio
@@ -42,7 +43,7 @@ class OperatorOrders:
         return tuple((name, _text(old), _text(new)) for name, old, new in pairs if old != new)
 
 
-def choices_of(description: JobDescription) -> OperatorOrders:
+def choices_of(description: "JobDescription") -> OperatorOrders:
     """Return what a job was registered with."""
     return OperatorOrders(description.policy, description.target.max_slowdown_ratio, description.priority, False)
 

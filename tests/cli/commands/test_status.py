@@ -358,7 +358,7 @@ SLOWDOWN_ADVICE = "at 2 % slower this job would use 6.1 % less energy (5.0-7.2 %
         ({"outcome": "saved", "advice_text": SLOWDOWN_ADVICE}, f"with more slowdown: {SLOWDOWN_ADVICE}"),
         ({"outcome": "nothing_to_save", "advice_text": SLOWDOWN_ADVICE}, f"with more slowdown: {SLOWDOWN_ADVICE}"),
         ({"phase": "fallback", "phase_reason": "a plan was too slow"}, "fallback: a plan was too slow"),
-        ({"phase": "fallback", "retry_in_iterations": 12}, "next attempt in 12 iterations"),
+        ({"phase": "fallback", "phase_reason": "too slow", "retry_in_iterations": 12}, "next attempt in 12 iterations"),
         ({"phase": "fallback", "phase_reason": "too slow", "is_given_up": True}, "too slow; no further attempts"),
     ],
 )

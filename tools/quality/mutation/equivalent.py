@@ -50,7 +50,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "segment numbers are only compared with each other",
     ),
     Equivalent(
-        f"{_CORE}/distributed/slowness.py",
+        f"{_CORE}/distributed/pace.py",
         "if above == below:",
         "if above <= below:",
         "above is the lowest known clock >= the requested one, below the highest <= it, so above < below cannot occur",
