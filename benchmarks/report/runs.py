@@ -144,6 +144,8 @@ RUNS = (
         is_usual=False),
     Run("sampling-cost", "sampling_cost.py", _args("--json"), _args("--seconds 2 --learning-seconds 3 --json"),
         110, 400),
+    Run("sampling-h200", "sampling_h200.py", _args("--json"),
+        _args("--gpus 2 --seconds 4 --learning-seconds 6 --json"), 75, 200),
     Run("hanging-call", "hanging_call.py", _args("--json"), _args("--seconds 12 --json"), 16, 120),
     Run("load", "load.py", _args("--json"), _args("--seconds 10 --json"), 120, 400),
     Run("store", "store.py", _args("--days 7 --live-seconds 30 --json"),

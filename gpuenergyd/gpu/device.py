@@ -75,6 +75,8 @@ class EnergyReading:
     read_mono_ns: int
     took_ns: int
     total_energy_j: float | None
+    cpu_ns: int = 0
+    """CPU time that the call used; 0 where the driver does not measure it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,15 @@ class HasEnergyCounter(Protocol):
 
     def read_energy(self, gpu_uuid: str) -> EnergyReading:
         """Return the energy counter, by one call of the driver."""
+        ...
+
+
+@runtime_checkable
+class HasReadingWithoutEnergy(Protocol):
+    """Reads all values but the energy counter, where that costs much more than the others."""
+
+    def read_without_energy(self, gpu_uuid: str) -> GpuReading:
+        """Return a reading whose energy is unknown."""
         ...
 
 
@@ -235,7 +246,7 @@ class HasRelease(Protocol):
         ...
 
 
-class MeasuresGpus(HasEnergyCounter, HasSettings, Protocol):
+class MeasuresGpus(HasEnergyCounter, HasReadingWithoutEnergy, HasSettings, Protocol):
     """Reads values of GPUs that change."""
 
     def read(self, gpu_uuid: str) -> GpuReading:
@@ -245,7 +256,15 @@ class MeasuresGpus(HasEnergyCounter, HasSettings, Protocol):
 
 @runtime_checkable
 class GpuController(
-    GpuDriver, MeasuresGpus, HasProcesses, HasClocks, HasPowerLimit, HasPowerProfiles, HasRelease, Protocol
+    GpuDriver,
+    HasEnergyCounter,
+    HasSettings,
+    HasProcesses,
+    HasClocks,
+    HasPowerLimit,
+    HasPowerProfiles,
+    HasRelease,
+    Protocol,
 ):
     """A driver with all capabilities but error events."""
 

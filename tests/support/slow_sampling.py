@@ -129,6 +129,10 @@ class _Counters:
         self.clock.advance((_CALLS_PER_READING - 1) * self.read_ns)
         return GpuReading(gpu_uuid, energy.read_mono_ns, total_energy_j=energy.total_energy_j)
 
+    def read_without_energy(self, gpu_uuid: str) -> GpuReading:
+        """Read all values: the energy uses no CPU time."""
+        return self.read(gpu_uuid)
+
     def read_energy(self, gpu_uuid: str) -> EnergyReading:
         """Read the energy alone."""
         begin_ns = self.clock.now_ns
@@ -210,7 +214,8 @@ class SlowlyReadTraining(VirtualTraining):
     @property
     def num_dated(self) -> int:
         """How many counters have updates slow enough to be dated one by one."""
-        return sum(bool(gpu.edges.period_ns) and not gpu.edges.is_fast for gpu in self.sampler._gpus.values())
+        edges = [gpu.counter.edges for gpu in self.sampler._gpus.values()]
+        return sum(bool(own.period_ns) and not own.is_fast for own in edges)
 
     def _sample(self) -> None:
         try:

@@ -189,13 +189,16 @@ def _rank_energy(
 ) -> RankEnergy:
     is_known = rank.is_timed and (rank.pp_rank == 0 or all(before.is_timed for before in previous))
     period_s, phase = counter.phase(window.begin_ns) or (None, None)
+    energy = counter.estimate(window.begin_ns, window.end_ns)
     return RankEnergy(
         pp_rank=rank.pp_rank,
         window_s=(window.end_ns - window.begin_ns) / _NS_PER_S,
-        energy_j=counter.energy_j(window.begin_ns, window.end_ns),
+        energy_j=None if energy is None else energy.energy_j,
         time_at=_time_at(rank, previous, window, history) if is_known else (),
         counter_period_s=period_s,
         counter_phase=phase,
+        energy_range_j=None if energy is None else (energy.low_j, energy.high_j),
+        is_energy_estimated=energy is not None and energy.is_estimated,
     )
 
 

@@ -88,6 +88,10 @@ class RankEnergy:
     """Time between two updates of the energy counter; None if unknown."""
     counter_phase: float | None = None
     """Share of that period that had passed when the iteration began, from 0 to 1; None if unknown."""
+    energy_range_j: tuple[float, float] | None = None
+    """What contains the true energy in 95 of 100 cases; None if unknown."""
+    is_energy_estimated: bool = False
+    """Whether the counter was read more rarely than once in this time: the energy was shared out by power or evenly."""
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,14 @@ Tensor-, context- and expert-parallel ranks run each instruction together, and w
 therefore as late as its latest rank and as fast as its slowest GPU, and its energy is that of all its GPUs.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpuenergyd.core.measurement.telemetry import (
     ClockIntervals,
     ClockRecord,
+    EnergyEstimate,
     EnergyRecord,
     MeasuredInstruction,
     RankIteration,
@@ -100,6 +102,19 @@ class StageEnergy:
                 return None
             total_j += energy_j
         return total_j
+
+    def estimate(self, begin_ns: int, end_ns: int) -> EnergyEstimate | None:
+        """Return the energy of an interval and how sure it is; None if that of any GPU is unknown."""
+        known = [own for gpu in self.gpus if (own := gpu.estimate(begin_ns, end_ns)) is not None]
+        if len(known) < len(self.gpus):
+            return None
+        total_j = sum(own.energy_j for own in known)
+        return EnergyEstimate(
+            total_j,
+            total_j - math.hypot(*(own.energy_j - own.low_j for own in known)),
+            total_j + math.hypot(*(own.high_j - own.energy_j for own in known)),
+            is_estimated=any(own.is_estimated for own in known),
+        )
 
     def phase(self, at_ns: int) -> tuple[float, float] | None:
         """Return the period and the phase of the first GPU's counter: the others' differ, so errors add up to less."""

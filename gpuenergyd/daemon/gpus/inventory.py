@@ -124,6 +124,8 @@ class Gpu:
             self.refused[new.name] = new if known is None else replace(new, num=known.num + new.num)
         if sample.energy_edge_mono_ns is not None and sample.total_energy_j is not None:
             self.counter.record(sample.energy_edge_mono_ns, sample.total_energy_j)
+        if sample.power_w is not None:
+            self.counter.record_power(sample.read_mono_ns, sample.power_w)
         horizon_ns = sample.read_mono_ns - _KEPT_S * _NS_PER_S
         if horizon_ns > self._forgotten_until_ns + 10 * _NS_PER_S:
             self._forgotten_until_ns = horizon_ns

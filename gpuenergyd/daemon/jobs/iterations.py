@@ -18,7 +18,8 @@ from gpuenergyd.daemon.gpus.inventory import utc_at
 from gpuenergyd.daemon.ports import HistoryPort, IterationWatcher, JobServices, ReplicasPort, RunningJob
 from gpuenergyd.store.records import EstimateRecord, IterationRecord
 
-_MAX_PENDING = 64
+_MAX_PENDING = 512
+"""More than iterations of 3 ms that end while the daemon waits for energy."""
 
 
 @dataclass(frozen=True, slots=True)

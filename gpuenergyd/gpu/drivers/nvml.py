@@ -33,8 +33,8 @@ _SEARCH_PERIOD_S = 5.0
 _FIELD_TOTAL_ENERGY = 83
 _FIELD_INSTANT_POWER = 186
 _REASON_SW_POWER_CAP = 0x4
-_REASONS_BUT_LOCKS = 0x1FD
-"""Idle, power cap, slowdown, sync boost, heat, brake, display; not 0x2, which clocks set by programs may raise."""
+_REASON_SET_CLOCKS = 0x2
+"""Clocks set by programs may raise it. Any other reason, one of a newer driver too, may keep the clock down."""
 _FIELDS_SMOOTHING = (
     pynvml.NVML_FI_PWR_SMOOTHING_ENABLED,
     pynvml.NVML_FI_PWR_SMOOTHING_ACTIVE_PRESET_PROFILE,
@@ -120,10 +120,14 @@ class NvmlHost:
     def read(self, gpu_uuid: str) -> GpuReading:
         """Return a reading; power and energy come from one field query where the driver supports it."""
         with _typed_errors(f"reading {gpu_uuid}"):
-            return self._read(gpu_uuid)
+            return self._read(gpu_uuid, *self._power_and_energy(gpu_uuid))
 
-    def _read(self, gpu_uuid: str) -> GpuReading:
-        power_mw, energy_mj = self._power_and_energy(gpu_uuid)
+    def read_without_energy(self, gpu_uuid: str) -> GpuReading:
+        """Return a reading of all values but the energy, which may take a thousand times longer than all others."""
+        with _typed_errors(f"reading {gpu_uuid}"):
+            return self._read(gpu_uuid, self._power_mw(gpu_uuid), None)
+
+    def _read(self, gpu_uuid: str, power_mw: int | None, energy_mj: int | None) -> GpuReading:
         read_mono_ns = time.monotonic_ns()
         sm_clock_mhz = self._ask(gpu_uuid, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM)
         sm_clock_by_mono_ns = time.monotonic_ns()
@@ -136,20 +140,20 @@ class NvmlHost:
             sm_clock_mhz=sm_clock_mhz,
             temperature_celsius=self._temperature(gpu_uuid),
             is_power_capped=None if reasons is None else bool(reasons & _REASON_SW_POWER_CAP),
-            is_clock_limited=None if reasons is None else bool(reasons & _REASONS_BUT_LOCKS),
+            is_clock_limited=None if reasons is None else bool(reasons & ~_REASON_SET_CLOCKS),
             sm_clock_by_mono_ns=sm_clock_by_mono_ns,
         )
 
     def read_energy(self, gpu_uuid: str) -> EnergyReading:
         """Return the energy counter alone, by one call of the driver."""
         with _typed_errors(f"reading the energy of {gpu_uuid}"):
-            called_ns = time.monotonic_ns()
+            called_ns, cpu_ns = time.monotonic_ns(), time.thread_time_ns()
             energy_mj = self._ask(gpu_uuid, "nvmlDeviceGetTotalEnergyConsumption")
             if energy_mj is None:
                 energy_mj = self._power_and_energy(gpu_uuid)[1]
-            returned_ns = time.monotonic_ns()
+            returned_ns, cpu_ns = time.monotonic_ns(), time.thread_time_ns() - cpu_ns
             energy_j = None if energy_mj is None else energy_mj / 1000.0
-        return EnergyReading((called_ns + returned_ns) // 2, returned_ns - called_ns, energy_j)
+        return EnergyReading((called_ns + returned_ns) // 2, returned_ns - called_ns, energy_j, cpu_ns)
 
     def details(self, gpu_uuid: str) -> GpuDetails:
         """Return power limits, clocks that programs set, modes, power profiles and smoothing, and the PCI address."""
@@ -397,6 +401,14 @@ class NvmlHost:
         if energy_mj is None:
             energy_mj = self._ask(gpu_uuid, "nvmlDeviceGetTotalEnergyConsumption")
         return power_mw, energy_mj
+
+    def _power_mw(self, gpu_uuid: str) -> int | None:
+        """Return milliwatts: the present power, or the mean of about a second where the driver reports no other."""
+        values = self._ask(gpu_uuid, "nvmlDeviceGetFieldValues", [_FIELD_INSTANT_POWER])
+        if values is not None and values[0].nvmlReturn == 0:
+            return int(values[0].value.uiVal)
+        power_mw: int | None = self._ask(gpu_uuid, "nvmlDeviceGetPowerUsage")
+        return power_mw
 
     def _temperature(self, gpu_uuid: str) -> float | None:
         celsius = self._ask(gpu_uuid, "nvmlDeviceGetTemperatureV", _TEMPERATURE_GPU)

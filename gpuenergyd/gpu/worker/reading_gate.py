@@ -13,6 +13,7 @@ from gpuenergyd.gpu.device import (
     GpuIdentity,
     GpuReading,
     HasEnergyCounter,
+    HasReadingWithoutEnergy,
     HasSettings,
     RefusedValues,
 )
@@ -42,6 +43,7 @@ class ReadingGate:
     def __init__(self, driver: GpuDriver, identities: Sequence[GpuIdentity]) -> None:
         self._driver = driver
         self._counter = driver if isinstance(driver, HasEnergyCounter) else None
+        self._without_energy = driver if isinstance(driver, HasReadingWithoutEnergy) else None
         self._settings = driver if isinstance(driver, HasSettings) else None
         self._gpus = {own.gpu_uuid: _Gated(own) for own in identities}
         self._guard = threading.Lock()
@@ -52,7 +54,15 @@ class ReadingGate:
 
     def read(self, gpu_uuid: str) -> GpuReading:
         """Return a reading without values that cannot be right, and what was refused since the last one."""
-        reading = self._driver.read(gpu_uuid)
+        return self._admit(gpu_uuid, self._driver.read(gpu_uuid))
+
+    def read_without_energy(self, gpu_uuid: str) -> GpuReading:
+        """Return a reading of all values but the energy; of all where the driver can't leave it out."""
+        if self._without_energy is None:
+            return self.read(gpu_uuid)
+        return self._admit(gpu_uuid, self._without_energy.read_without_energy(gpu_uuid))
+
+    def _admit(self, gpu_uuid: str, reading: GpuReading) -> GpuReading:
         with self._guard:
             gpu = self._gpus[gpu_uuid]
             checked = self._checked(gpu, reading)

@@ -259,21 +259,25 @@ H100_SXM = replace(
     power_update_s=0.02,  # assumed: as V100
 )
 
+# Measured on one H200 of 700 W, driver 580.159; its curve of power over clocks below the cap is assumed: none was set.
 H200 = replace(
     H100_SXM,
     key="h200",
     model_name="H200-SXM-141GB (simulated)",
-    min_sm_clock_mhz=345,  # read: idle clock of one H200, driver 580.159
-    max_sm_clock_mhz=1980,  # read: busy clock of the same
+    min_sm_clock_mhz=345,  # read
+    max_sm_clock_mhz=1980,  # read
     memory_clock_mhz=3201,  # read
-    static_power_w=100,  # assumed: loaded
-    idle_power_w=75,  # assumed
-    idle_sm_clock_mhz=345,  # read: the same H200
-    blocking_power_w=166,  # assumed: a tenth of a matrix product's activity
+    static_power_w=73,  # measured: 78 W at the lowest clock, less what the clock adds
+    typical_w_per_mhz=0.161,  # measured: a GPT step draws 698 W at 1980 MHz, small products 671 W
+    idle_power_w=80,  # measured: 78 to 82 W without a context
+    idle_sm_clock_mhz=345,  # read: 345 to 840 MHz without a context
+    blocking_power_w=126,  # measured: an idle context and a kernel that spins in one block, at 1980 MHz
     min_power_limit_w=200,  # read
     max_power_limit_w=700,  # read
     default_power_limit_w=700,  # read
-    leakage_w_per_k=0.92,  # assumed: V100's ratio to the static power
+    cap_settles_at_ratio=0.99,  # measured: 690 to 700 W
+    leakage_w_per_k=0.67,  # assumed: V100's ratio to the static power
+    time_noise_ratio=0.02,  # measured: GPU-bound iterations of two instructions scatter by 1.3 to 1.7 %
 )
 
 B200 = replace(
@@ -290,6 +294,8 @@ B200 = replace(
     blocking_power_w=240,  # assumed: a tenth of a matrix product's activity
     max_power_limit_w=1000,  # read
     default_power_limit_w=1000,  # read
+    cap_settles_at_ratio=0.98,  # assumed: as measured on V100
+    time_noise_ratio=0.002,  # assumed: as V100
     thermal_k_per_w=0.05,  # assumed: 1000 W at 75 degrees
     leakage_w_per_k=1.4,  # assumed: V100's ratio to the static power
     max_q_clock_ratio=1770

@@ -1,5 +1,6 @@
 """Several ranks of a stage as one: as late as the latest, as fast as the slowest, and with the energy of all."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -106,6 +107,21 @@ def test_the_energy_of_a_stage_is_a_sum_that_is_unknown_if_a_part_is() -> None:
     assert stage_energy([*counters, EnergyCounter()]).energy_j(0, END_NS) is None
 
 
+def test_the_errors_of_the_gpus_of_a_stage_are_independent() -> None:
+    counters = [EnergyCounter(1000.0) for _ in range(4)]
+    for counter in counters:
+        counter.record(0, 0.0)
+        counter.record(10 * END_NS, 100.0)
+    of_one, of_all = counters[0].estimate(0, END_NS), stage_energy(counters).estimate(0, END_NS)
+
+    assert of_one is not None
+    assert of_all is not None
+    assert of_all.is_estimated
+    assert of_all.energy_j == pytest.approx(4 * of_one.energy_j)
+    assert of_all.high_j - of_all.energy_j == pytest.approx(2 * (of_one.high_j - of_one.energy_j))
+    assert stage_energy([*counters, EnergyCounter()]).estimate(0, END_NS) is None
+
+
 def test_a_policy_sees_one_observation_per_stage() -> None:
     counters = [EnergyCounter() for _ in range(4)]
     for counter in counters:
@@ -123,6 +139,8 @@ def test_a_policy_sees_one_observation_per_stage() -> None:
     )
 
     assert observation.energy_j == 400.0
+    assert all(rank.is_energy_estimated for rank in observation.ranks)
+    assert all(rank.energy_range_j is not None for rank in observation.ranks)
     assert [rank.energy_j for rank in observation.ranks] == [200.0, 200.0]
     assert {share.sm_clock_mhz for sample in observation.instruction_samples for share in sample.shares} == {8}
     assert len(spans) == 8

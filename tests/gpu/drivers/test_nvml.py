@@ -323,6 +323,18 @@ def test_library_without_a_symbol_leaves_the_value_out(nvml_world: NvmlWorld, mo
     host.close()
 
 
+@pytest.mark.parametrize(
+    ("reasons", "is_limited"), [(0, False), (0x2, False), (0x4, True), (0x1, True), (0x100, True), (1 << 40, True)]
+)
+def test_any_reason_but_clocks_that_were_set_may_keep_the_clock_down(
+    nvml_host: NvmlHost, nvml_world: NvmlWorld, monkeypatch: pytest.MonkeyPatch, reasons: int, *, is_limited: bool
+) -> None:
+    """A reason that a newer driver has must not look like the lock of another program."""
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", lambda _: reasons)
+
+    assert nvml_host.read(nvml_world.gpus[0]).is_clock_limited is is_limited
+
+
 def test_we_call_no_wrapper_that_discards_the_return_code() -> None:
     """Some functions of the binding report success whatever the driver returns, so the daemon must not use them."""
     tree = ast.parse(Path(pynvml.__file__).read_text())

@@ -1,16 +1,21 @@
-"""The thread that reads GPUs periodically, and more often near updates of energy counters and clock changes."""
+"""The thread that reads GPUs periodically, and more often near updates of energy counters and clock changes.
+
+An energy counter that costs much CPU time is read apart from the other values: its updates are predicted, and it is
+read about once a second, and when power has changed.
+"""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gpuenergyd.errors import GpuEnergyError
-from gpuenergyd.gpu.device import EnergyReading, MeasuresGpus
+from gpuenergyd.gpu.device import EnergyReading, GpuReading, MeasuresGpus
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuSample
 from gpuenergyd.gpu.worker.threads.actuator import health_after
 from gpuenergyd.gpu.worker.threads.clock_settling import EffectWatch
-from gpuenergyd.gpu.worker.threads.counter_edges import EnergyEdges
 from gpuenergyd.gpu.worker.threads.driver_thread import DriverThread
+from gpuenergyd.gpu.worker.threads.followed_counter import FollowedCounter
 
 _NS_PER_S = 1_000_000_000
 _FAILED_READ_PAUSE_NS = 1_000_000_000
@@ -23,6 +28,11 @@ _PAUSE_AFTER_TICK = 3
 it where the driver is slow. Dating and clock changes need time without periodic readings."""
 _GOLDEN_RATIO = 0.618034
 """Its multiples' fractions spread evenly, however many there are."""
+_UNEVEN_RATIO = 0.5
+"""Longest delay of a tick in periods, where energy follows power between dated updates: ticks at equal distances would
+always meet the same part of a program that repeats as often."""
+_POWER_STEP_RATIO, _POWER_STEP_W = 0.15, 20.0
+"""A change of power from one reading to the next after which the energy is read."""
 
 
 @dataclass(slots=True)
@@ -30,16 +40,16 @@ class _SampledGpu:
     """One GPU: its energy counter, and the clock change whose effect is awaited."""
 
     gpu_uuid: str
-    edges: EnergyEdges = field(default_factory=EnergyEdges)
+    counter: FollowedCounter = field(default_factory=FollowedCounter)
     effect: EffectWatch = field(default_factory=EffectWatch)
     paused_until_ns: int = 0
     is_failing: bool = False
-    energy_call_ns: int = 0
-    """Duration of the last call that read the energy counter alone."""
+    power_w: float | None = None
+    """As last read."""
 
     def next_read_ns(self) -> int:
         """Return the instant of the next extra reading, in monotonic ns; 0 for none."""
-        wanted = [t for t in (self.edges.next_read_ns, self.effect.next_read_ns) if t]
+        wanted = [t for t in (self.counter.next_read_ns, self.effect.next_read_ns) if t]
         return max(min(wanted), self.paused_until_ns) if wanted else 0
 
     def needs_clock(self, now_ns: int) -> bool:
@@ -151,6 +161,8 @@ class Sampler(DriverThread):
         """
         done_ns = time.monotonic_ns()
         pause_ns = _PAUSE_AFTER_TICK * (done_ns - began_ns)
+        if any(gpu.counter.is_read_apart for gpu in self._gpus.values()):
+            pause_ns = max(pause_ns, round(_UNEVEN_RATIO * period_ns))
         self._num_ticks += 1
         share = self._num_ticks * _GOLDEN_RATIO % 1.0
         if done_ns - began_ns + pause_ns <= period_ns:
@@ -178,11 +190,11 @@ class Sampler(DriverThread):
 
     def _postpone_learning(self) -> None:
         """Let as many counters learn their period as can be read within a few milliseconds, the others later."""
-        learning = [gpu for gpu in self._gpus.values() if gpu.edges.is_learning]
-        took_ns = max((gpu.energy_call_ns for gpu in learning), default=0)
+        learning = [gpu.counter for gpu in self._gpus.values() if gpu.counter.is_learning]
+        took_ns = max((counter.call_ns for counter in learning), default=0)
         num_at_once = max(1, _LEARNING_TIME_NS // took_ns) if took_ns else len(learning)
-        for gpu in learning[num_at_once:]:
-            gpu.edges.postpone_learning(time.monotonic_ns())
+        for counter in sorted(learning, key=lambda own: own.learning_since_ns)[num_at_once:]:
+            counter.postpone_learning(time.monotonic_ns())
 
     def _read_energy(self, gpu: _SampledGpu) -> None:
         """Read the energy counter alone, to date its updates."""
@@ -194,18 +206,19 @@ class Sampler(DriverThread):
             return
         finally:
             self.call.end()
-        gpu.energy_call_ns = reading.took_ns
-        self._observe_energy(gpu, reading)
+        with self._reporting_resets(gpu):
+            gpu.counter.observe_alone(reading)
 
-    def _observe_energy(self, gpu: _SampledGpu, reading: EnergyReading) -> None:
-        num_resets = gpu.edges.num_resets
-        gpu.edges.observe(reading.read_mono_ns, reading.total_energy_j, took_ns=reading.took_ns)
-        if gpu.edges.num_resets > num_resets:
+    @contextmanager
+    def _reporting_resets(self, gpu: _SampledGpu) -> Iterator[None]:
+        num_resets = gpu.counter.num_resets
+        yield
+        if gpu.counter.num_resets > num_resets:
             self._on_counter_reset(gpu.gpu_uuid)
 
     def _record_failure(self, gpu: _SampledGpu, error: GpuEnergyError) -> None:
         gpu.paused_until_ns = time.monotonic_ns() + _FAILED_READ_PAUSE_NS
-        gpu.edges = EnergyEdges()
+        gpu.counter.forget(gpu.paused_until_ns)
         if not gpu.is_failing:
             gpu.is_failing = True
             self._on_health(gpu.gpu_uuid, health_after(error), str(error))
@@ -213,7 +226,9 @@ class Sampler(DriverThread):
     def _read(self, gpu: _SampledGpu) -> GpuSample | None:
         self.call.begin(gpu.gpu_uuid)
         try:
-            reading = self._reader.read(gpu.gpu_uuid)
+            is_apart = gpu.counter.is_read_apart
+            read = self._reader.read_without_energy if is_apart else self._reader.read
+            reading = read(gpu.gpu_uuid)
         except GpuEnergyError as error:
             self._record_failure(gpu, error)
             return None
@@ -222,22 +237,35 @@ class Sampler(DriverThread):
         if gpu.is_failing:
             gpu.is_failing = False
             self._on_health(gpu.gpu_uuid, GpuHealth.OK, "it can be read again")
-        edges = gpu.edges
-        self._observe_energy(gpu, EnergyReading(reading.read_mono_ns, gpu.energy_call_ns, reading.total_energy_j))
+        if not is_apart:
+            with self._reporting_resets(gpu):
+                gpu.counter.observe(EnergyReading(reading.read_mono_ns, gpu.counter.call_ns, reading.total_energy_j))
         with self._wakeup:
             settled = gpu.effect.observe(reading)
         if settled is not None:
             self._on_settled(settled)
-        has_edge = edges.edge_mono_ns is not None and reading.read_mono_ns - edges.edge_mono_ns <= _OLD_EDGE_NS
+        if settled is not None or _has_stepped(gpu.power_w, reading):
+            gpu.counter.read_soon(reading.read_mono_ns)
+        gpu.power_w = reading.power_w
+        edge = gpu.counter.newest_edge
+        if edge is not None and reading.read_mono_ns - edge[0] > _OLD_EDGE_NS:
+            edge = None
         return GpuSample(
             gpu_uuid=reading.gpu_uuid,
             read_mono_ns=reading.read_mono_ns,
             power_w=reading.power_w,
-            total_energy_j=edges.edge_energy_j if has_edge else reading.total_energy_j,
-            energy_edge_mono_ns=edges.edge_mono_ns if has_edge else None,
+            total_energy_j=reading.total_energy_j if edge is None else edge[1],
+            energy_edge_mono_ns=None if edge is None else edge[0],
             sm_clock_mhz=reading.sm_clock_mhz,
             temperature_celsius=reading.temperature_celsius,
             is_power_capped=reading.is_power_capped,
             is_clock_limited=reading.is_clock_limited,
             refused=reading.refused,
         )
+
+
+def _has_stepped(before_w: float | None, reading: GpuReading) -> bool:
+    """Return whether power has changed so much that the energy since is of another kind."""
+    if before_w is None or reading.power_w is None:
+        return False
+    return abs(reading.power_w - before_w) > max(_POWER_STEP_W, _POWER_STEP_RATIO * max(before_w, reading.power_w))

@@ -89,3 +89,11 @@ def test_the_phase_of_an_instant_comes_from_the_edges_around_it_even_if_some_are
     assert found == pytest.approx((0.1, 0.25))
     assert counter.phase(0) is None
     assert EnergyCounter().phase(5) is None
+
+
+def test_a_counter_that_is_read_once_a_second_shows_no_phase() -> None:
+    counter = EnergyCounter()
+    for k in range(40):
+        counter.record(k * 1_000_000_000, float(k))
+
+    assert counter.phase(20_500_000_000) is None
