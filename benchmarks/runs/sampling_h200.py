@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
+from sampling_cost import cpu_s
 
 from benchmarks.report.printing import print_figures
-from benchmarks.runs.sampling_cost import cpu_s
 from gpuenergyd.core.measurement.telemetry import EnergyCounter
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.plausible import max_power_w

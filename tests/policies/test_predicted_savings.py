@@ -81,7 +81,9 @@ def test_the_range_is_wider_where_nothing_is_published_and_narrower_with_a_past_
     controlled = training(BubbleAware(), model_name="B999")
     controlled.run(60)
     learned = [command.learned for command in controlled.commands if isinstance(command, StoreCurves)]
-    known = replace(unknown, past_jobs=(PastJob("before", "gpt", datetime(2026, 11, 1, tzinfo=UTC), learned[-1]),))
+    gpu_uuids = tuple(gpu.gpu_uuid for gpu in view.gpus)
+    past_job = PastJob("before", "gpt", datetime(2026, 11, 1, tzinfo=UTC), learned[-1], gpu_uuids=gpu_uuids)
+    known = replace(unknown, past_jobs=(past_job,))
 
     widths = []
     for own in (unknown, view, known):

@@ -113,9 +113,7 @@ def write_report(request: ReportRequest) -> int:
             case Format.TRACE:
                 from gpuenergyd.report.trace import trace_text  # noqa: PLC0415  only traces need it
 
-                if len(reports) > 1:
-                    raise UsageError(_several_jobs(reports))
-                text = trace_text(history, reports[0].summary)
+                text = trace_text(history, _only_job(reports).summary)
             case _:
                 assert_never(request.written_as)
     if request.out is None:
@@ -231,10 +229,13 @@ def _tariff(request: ReportRequest) -> "Tariff | None":
     return Tariff(price_per_kwh, currency=currency) if price_per_kwh is not None else read_tariff(path or Path())
 
 
-def _several_jobs(reports: "Sequence[JobReport]") -> str:
-    """Return the error message for a name that several jobs have."""
-    ids = ", ".join(report.summary.job_id for report in reports)
-    return f"--format trace is of one job, and {reports[0].summary.job_name!r} is the name of {len(reports)}: {ids}"
+def _only_job(reports: "Sequence[JobReport]") -> "JobReport":
+    """Return the only job of a report; raise UsageError if several jobs have the name."""
+    if len(reports) > 1:
+        ids = ", ".join(report.summary.job_id for report in reports)
+        name = reports[0].summary.job_name
+        raise UsageError(f"--format trace is of one job, and {name!r} is the name of {len(reports)}: {ids}")
+    return reports[0]
 
 
 def _unknown_job(history: "History", job: str, begin: datetime | None, end: datetime | None) -> str:
