@@ -8,7 +8,7 @@ same value within a quarter of a year (libkineto, ChromeTraceBaseTime), so that 
 import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 from zlib import crc32
 
@@ -28,12 +28,11 @@ _Event = dict[str, Any]
 
 def trace_text(history: History, job: JobSummary) -> str:
     """Return a job as a JSON trace; only what the history still has singly: iterations, some timelines, raw samples."""
-    until = job.ended_at or history.last_recorded_at() or job.started_at
     base_us = _us(job.started_at) // _BASE_PERIOD_US * _BASE_PERIOD_US
     trace = _Trace(history, job, base_us)
-    slices = [*trace.plans(until), *trace.iterations()]
+    slices = [*trace.plans(), *trace.iterations()]
     _end_before_the_next(slices)
-    events = [*trace.names(), *slices, *trace.control_events(), *trace.readings(until)]
+    events = [*trace.names(), *slices, *trace.control_events(), *trace.readings()]
     document = {
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": base_us * 1000,
@@ -51,6 +50,7 @@ class _Trace:
         self._process = crc32(job.job_id.encode()) >> 1  # no process of the host, whose own traces may stand beside it
         self._ranks = sorted(history.ranks([job.job_id]), key=lambda rank: (rank.pp_rank, rank.stage_rank))
         self._plans = history.plans(job.job_id)
+        self._iterations = history.iterations(job.job_id)
 
     def names(self) -> Iterator[_Event]:
         """Yield the names of process and tracks, in the order in which they are shown."""
@@ -61,24 +61,27 @@ class _Trace:
         for number, text in tracks.items():
             yield self._name("thread_name", number, text)
 
-    def plans(self, until: datetime) -> Iterator[_Event]:
-        """Yield a slice per plan, from its issue to that of the next one."""
-        ends = [plan.issued_at for plan in self._plans[1:]] + [until]
-        for record, end in zip(self._plans, ends, strict=True):
+    def plans(self) -> Iterator[_Event]:
+        """Yield a slice per plan, over the iterations in a row that ran under it."""
+        for record, under_it in groupby(self._iterations, key=lambda row: self._plan_at(row.iteration_index)):
+            rows = list(under_it)
+            if record is None:
+                continue
             plan = record.plan
             figures = {
                 "purpose": plan.purpose.value,
                 "reason": plan.reason,
-                "applies from iteration": record.apply_at_iteration,
                 "predicted energy (J)": plan.predicted.energy_j if plan.predicted else None,
                 "predicted time (s)": plan.predicted.iteration_time_s if plan.predicted else None,
             }
-            yield self._slice(_PLANS, plan.plan_id, record.issued_at, (end - record.issued_at).total_seconds(), figures)
+            begin, last = rows[0].started_at, rows[-1]
+            duration_s = (last.started_at - begin).total_seconds() + last.iteration_time_s
+            yield self._slice(_PLANS, plan.plan_id, begin, duration_s, figures)
 
     def iterations(self) -> Iterator[_Event]:
         """Yield a slice per iteration, and the instructions and bubbles of those with a stored timeline."""
         with_spans = set(self._history.iterations_with_spans(self._job.job_id))
-        for row in self._history.iterations(self._job.job_id):
+        for row in self._iterations:
             plan = self._plan_at(row.iteration_index)
             figures = {"plan": plan.plan.plan_id if plan else None, "energy (J)": row.energy_j}
             name = f"iteration {row.iteration_index}"
@@ -92,10 +95,10 @@ class _Trace:
             figures = {"reason": event.reason, "by": event.actor, "before": event.before, "after": event.after}
             yield {**self._event("i", _EVENTS, event.action, event.at), "s": "t", "args": _known(figures)}
 
-    def readings(self, until: datetime) -> Iterator[_Event]:
+    def readings(self) -> Iterator[_Event]:
         """Yield power and SM clock of each GPU as counters; a reading that is missing gives no event."""
         for gpu_uuid in dict.fromkeys(rank.gpu_uuid for rank in self._ranks):
-            for sample in self._history.samples(gpu_uuid, since=self._job.started_at, until=until):
+            for sample in self._history.samples(gpu_uuid, since=self._job.started_at, until=self._job.ended_at):
                 yield from self._sample(sample)
 
     def _sample(self, sample: SampleRecord) -> Iterator[_Event]:

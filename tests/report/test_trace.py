@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks
 from gpuenergyd.report.trace import _end_before_the_next, trace_text
 from gpuenergyd.store import open_history
-from gpuenergyd.store.records import ControlEventRecord, PlanRecord, SampleRecord
+from gpuenergyd.store.records import ControlEventRecord, JobRecord, PlanRecord, SampleRecord
 from tests.support.sample_history import MAX_CLOCK_MHZ, NUM_MICROBATCHES, NUM_RANKS, START, spans, write_sample_history
 from tests.support.stored_history import write_records
 
@@ -101,15 +101,25 @@ def test_plans_and_control_events_have_their_reasons(trace: dict[str, Any]) -> N
     assert (event["name"], event["args"]["reason"]) == ("lease", "clocks of plan tuned-9")
 
 
-def test_times_are_on_the_clock_of_torch_profiler(trace: dict[str, Any], tmp_path: Path) -> None:
+def test_times_are_on_the_clock_of_torch_profiler(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch.profiler writes the other trace")
-    path = tmp_path / "torch.json"
+    path, before = tmp_path / "torch.json", datetime.now(tz=UTC)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         torch.ones(2).sum()
+    after = datetime.now(tz=UTC)
     profile.export_chrome_trace(str(path))
+    database = write_records(
+        tmp_path / "history.sqlite3",
+        JobRecord("gpt-1", "gpt", "run", 0, "uniform", "1f1b", "torch", True, 1, 8, 0.0, 1000, before),
+        ControlEventRecord(before, "before", "daemon", "gpt-1", None, "the profile"),
+        ControlEventRecord(after, "after", "daemon", "gpt-1", None, "the profile"),
+    )
+    with open_history(database) as history:
+        ours = json.loads(trace_text(history, history.job_summaries()[0]))
     theirs = json.loads(path.read_text())
-    period_ns = 7_889_238 * 10**9
-    (job_ts,) = {event["ts"] for event in tracks(trace)["control events"]}
+    begin_us, end_us = (event["ts"] for event in ours["traceEvents"] if event["ph"] == "i")
 
-    assert theirs["baseTimeNanoseconds"] % period_ns == 0 == trace["baseTimeNanoseconds"] % period_ns
-    assert trace["baseTimeNanoseconds"] / 1e9 + job_ts / 1e6 == pytest.approx(START.timestamp(), abs=1e-3)
+    assert theirs["baseTimeNanoseconds"] == ours["baseTimeNanoseconds"]
+    measured = [event["ts"] for event in theirs["traceEvents"] if event.get("cat") == "cpu_op"]
+    assert measured
+    assert all(begin_us - 1000 <= ts <= end_us + 1000 for ts in measured)
