@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.errors import DriverError, GpuNotFoundError, GpuUnsupportedError
-from gpuenergyd_sim.driver.device_model import InstructionWork, blocking_power_w, working_power_w
+from gpuenergyd_sim import InstructionWork, SimulatedHost
+from gpuenergyd_sim.driver.device_model import blocking_power_w, working_power_w
 from gpuenergyd_sim.driver.device_parameters import A100_SXM
-from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.support.virtual_time import VirtualTime
 
 WORK = InstructionWork(memory_time_s=0.01, compute_time_s=0.04, power_coefficient_w_per_mhz=0.2)
