@@ -85,8 +85,8 @@ class Reader:
         return self._is_server
 
     def tables(self) -> frozenset[str]:
-        """Return the names of the tables."""
-        of_server = "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema()"
+        """Return the names of the tables, without views; also of tables that this user may not read."""
+        of_server = "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
         of_file = "SELECT name FROM sqlite_master WHERE type = 'table'"
         _, rows = self._fetch(of_server if self._is_server else of_file, {})
         return frozenset(name for (name,) in rows)

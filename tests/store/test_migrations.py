@@ -144,6 +144,17 @@ def tables_in(connection: Connection) -> dict[str, Any]:
     }
 
 
+def test_a_database_with_nothing_but_a_view_is_empty(place: str) -> None:
+    """Such as `pg_stat_statements`, which hosted servers often have in the schema `public`."""
+    engine = writing_engine(place, busy_timeout_s=5)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE VIEW statements AS SELECT 1 AS calls")
+        state = schema_state(reader_of(connection))
+    engine.dispose()
+
+    assert state is SchemaState.EMPTY
+
+
 def test_a_new_history_has_the_same_tables_as_an_upgraded_one(place: str, other_place: str) -> None:
     made = []
     for where, is_upgraded in ((place, False), (other_place, True)):
