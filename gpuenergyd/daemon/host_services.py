@@ -4,6 +4,7 @@ An entry point of the group `gpuenergyd.host_services` names the class of one. S
 so one that blocks delays every training program.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,9 +21,11 @@ from gpuenergyd.daemon.settings import Settings
 from gpuenergyd.errors import GpuEnergyError, UsageError
 from gpuenergyd.gpu.link.messages import GpuSample
 
+log = logging.getLogger(__name__)
+
 SERVICES_GROUP = "gpuenergyd.host_services"
-_SERVICE_OF_SETTING = dict.fromkeys(("power_budget_w", "power_schedule_path", "power_ramp_w_per_s"), "power")
-"""Limits of the settings, and the service that keeps to them."""
+_POWER_LIMITS = ("power_budget_w", "power_schedule_path", "power_ramp_w_per_s")
+"""Settings that only the service `power` keeps to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +97,20 @@ def host_services() -> Mapping[str, type[HostService]]:
 
 
 def check_services(settings: Settings) -> None:
-    """Check the settings against the installed services.
+    """Check the settings against the installed services, and log a saved power budget that none of them keeps to.
 
     Raises:
         GpuEnergyError: a service is missing that a setting needs, cannot be loaded, or refuses the settings.
     """
     services = host_services()
-    for setting, name in _SERVICE_OF_SETTING.items():
-        if getattr(settings, setting) is not None and name not in services:
-            raise UsageError(f"{setting} is set, but no installed package provides the service {name!r}")
+    if "power" not in services:
+        missing = "no installed package provides the service 'power'"
+        for setting in _POWER_LIMITS:
+            if getattr(settings, setting) is not None:
+                raise UsageError(f"{setting} is set, but {missing}")
+        if settings.power_budget_path.exists():
+            log.warning(
+                "the power budget saved in %s, if still valid, is not in force: %s", settings.power_budget_path, missing
+            )
     for service in services.values():
         service.check(settings)

@@ -17,6 +17,8 @@ from gpuenergyd.daemon.settings import load_settings
 from gpuenergyd.errors import GpuEnergyError, UsageError
 from gpuenergyd.gpu.link.messages import GpuSample
 from gpuenergyd.wire.daemon_codec import encode
+from gpuenergyd_power.requested import RequestFile
+from gpuenergyd_power.rules.budget import BudgetSource, PowerBudget
 from tests.support.documents import blocks
 from tests.support.installed_distribution import install_distribution
 from tests.support.job_stage import FakeWorker, Stage
@@ -105,3 +107,19 @@ def test_a_limit_without_the_service_that_keeps_it_is_refused(
     ):
         check_services(load_settings(state_dir=site, **limit))
     check_services(load_settings(state_dir=site))
+
+
+def test_a_requested_budget_without_the_service_that_keeps_it_is_logged(
+    site: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = load_settings(state_dir=site)
+    RequestFile(settings.power_budget_path).save(PowerBudget(500.0, BudgetSource.REQUEST))
+    check_services(settings)
+    assert not caplog.messages
+    host_services.cache_clear()
+    monkeypatch.setattr("gpuenergyd.daemon.host_services.entry_points", lambda **_: ())
+
+    check_services(settings)
+
+    (line,) = caplog.messages
+    assert "power-budget.json, if still valid, is not in force: no installed package provides the service" in line
