@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Mapping
+from errno import EADDRINUSE
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from ipaddress import ip_address
 from threading import BoundedSemaphore
@@ -46,8 +47,9 @@ class CommandServer(ThreadingHTTPServer):
             self.address_family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
             super().__init__((address, port), handler)
         except (OSError, ValueError) as error:
-            reason = f"{error.strerror}; --port 0 selects a free port" if isinstance(error, OSError) else str(error)
-            raise UsageError(f"cannot serve on {address}:{port}: {reason}") from None
+            reason = error.strerror if isinstance(error, OSError) else error
+            hint = "; --port 0 selects a free port" if getattr(error, "errno", None) == EADDRINUSE else ""
+            raise UsageError(f"cannot serve on {address}:{port}: {reason}{hint}") from None
 
     def server_bind(self) -> None:
         """Bind without the look-up of the host's name that `HTTPServer` makes, which may take seconds."""

@@ -136,6 +136,8 @@ def test_a_wrong_length_is_refused(server: WebhookServer, length: str) -> None:
 def test_an_address_that_cannot_be_used_is_reported_in_one_line() -> None:
     with pytest.raises(UsageError, match="cannot serve on nowhere:0"):
         WebhookServer("nowhere", 0, _receiver())
+    with pytest.raises(UsageError, match=r"cannot serve on 192\.0\.2\.1:0: Cannot assign requested address$"):
+        WebhookServer("192.0.2.1", 0, _receiver())  # of no host: reserved for documents
 
 
 def test_time_is_the_clock_of_the_host_unless_given() -> None:
