@@ -76,8 +76,8 @@ def forecast_svg(forecast: CarbonForecast, history: HourlySeries | None = None) 
         num_ticks=9,
         step=elapsed_step,
     )
-    highest = max(values, default=0.0) * 1.08 or 1.0
-    up = Axis(min(0.0, *values), highest, at_low=_BOTTOM, at_high=_TOP, text=lambda value: f"{value:g}")
+    highest = max((0.0, *values)) * 1.08 or 1.0
+    up = Axis(min((0.0, *values)), highest, at_low=_BOTTOM, at_high=_TOP, text=lambda value: f"{value:g}")
 
     def path(steps: Iterable[tuple[datetime, float]], *, is_backward: bool = False) -> str:
         """Return a line with a step at each hour; unknown hours are gaps."""

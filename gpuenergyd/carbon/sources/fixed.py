@@ -60,8 +60,10 @@ class CsvFile:
             rows = [*signal_rows(self.path, text, CARBON_COLUMN, is_checked=False)[1]]
         except CarbonDataError as error:
             raise SourceError(SourceProblem.NOT_PARSED, f"{CSV}: {error}") from None
-        status = {True: SampleStatus.FORECAST, False: SampleStatus.MEASURED}
-        return [RawValue(begin, begin + HOUR, value, status[begin > now_at]) for _, begin, value in rows]
+        return [
+            RawValue(at, at + HOUR, value, SampleStatus.FORECAST if at > now_at else SampleStatus.MEASURED)
+            for _, at, value in rows
+        ]
 
 
 def make_fixed(options: SourceOptions) -> Fixed:

@@ -225,7 +225,9 @@ def _lease(claim: GpuClaim | None, lease: ManualLease | None, kind: ClaimKind) -
         "uid": claim.uid,
         "pid": claim.pid,
         "age_s": _age_s(claim.since_mono_ns),
-        **{name: getattr(lease, name, None) for name in ("sm_clock_mhz", "power_limit_w", "remaining_s")},
+        "sm_clock_mhz": lease.sm_clock_mhz if lease is not None else None,
+        "power_limit_w": lease.power_limit_w if lease is not None else None,
+        "remaining_s": lease.remaining_s if lease is not None else None,
     }
 
 

@@ -51,7 +51,7 @@ _GPU_HEADER = "GPU  state          clock  requested    power    temp    age  job
 
 def status_view(status: Status, width: int = 80) -> RenderableType:
     """Return the whole status; what is wider than the console is wrapped below its own beginning."""
-    return Group(*(_wrapped(line) for line in status_lines(status, width)))
+    return Group(*(_wrapped(line) for line in view_lines(status, width)))
 
 
 def screen_view(status: Status, console: Console, powers_w: Sequence[float | None] = ()) -> RenderableType:
@@ -59,7 +59,7 @@ def screen_view(status: Status, console: Console, powers_w: Sequence[float | Non
 
     `powers_w` are the last readings of the total power, oldest first.
     """
-    return Group(*status_lines(status, console.width, console.height, powers_w))
+    return Group(*view_lines(status, console.width, console.height, powers_w))
 
 
 def total_power_w(status: Status) -> float | None:
@@ -68,7 +68,7 @@ def total_power_w(status: Status) -> float | None:
     return sum(powers_w) if powers_w and None not in powers_w else None
 
 
-def status_lines(
+def view_lines(
     status: Status, width: int, height: int | None = None, powers_w: Sequence[float | None] = ()
 ) -> list[Text]:
     """Return the lines of the status: all of them, or at most `height` lines of at most `width` characters."""

@@ -47,25 +47,19 @@ class PowerTrim:
         """Return whether the present targets were measured for at least this long after the first second."""
         return self._begun_s is not None and now_s - self._begun_s >= PEAK_S + least_s
 
-    def learn(self, predicted_w: float, budget_w: float) -> bool:
-        """Move the excess towards what was measured, and measure anew; return whether it moved by 0.2 % of the budget.
+    def learn(self, predicted_w: float, budget_w: float) -> None:
+        """Move the excess towards what was measured, and measure anew.
 
         Args:
             predicted_w: sum of the predictions of the targets in force, without this excess.
             budget_w: the budget in force.
         """
-        before_w = self.excess_w
         mean_w = self._sum_w / max(1, self._num_readings)
         drawn_w = max(mean_w, self._peak_w - PEAK_TOLERANCE_RATIO * budget_w)
-        self._add(_GAIN * (drawn_w - predicted_w - before_w), budget_w)
-        self.begin()
-        return abs(self.excess_w - before_w) > 2e-3 * budget_w
+        self.add(_GAIN * (drawn_w - predicted_w - self.excess_w), budget_w)
 
-    def add(self, over_w: float, budget_w: float) -> None:
-        """Add what was measured above the budget, at once."""
-        self._add(over_w, budget_w)
-        self.begin()
-
-    def _add(self, change_w: float, budget_w: float) -> None:
+    def add(self, change_w: float, budget_w: float) -> None:
+        """Change the excess at once, within its limits, and measure anew."""
         least, most = (ratio * budget_w for ratio in _LIMITS_RATIO)
         self.excess_w = min(most, max(least, self.excess_w + change_w))
+        self.begin()

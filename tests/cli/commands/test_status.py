@@ -11,7 +11,7 @@ from rich.console import Console
 
 from gpuenergyd.cli.main import run
 from gpuenergyd.errors import DaemonNotRunningError
-from gpuenergyd.report.terminal.live import status_lines, status_view
+from gpuenergyd.report.terminal.live import status_view, view_lines
 from tests.support.sample_status import sample_status
 
 STATUS: dict[str, Any] = {
@@ -145,7 +145,7 @@ def test_gpus_that_a_daemon_only_observes_are_a_problem_unless_it_is_in_mode_obs
     gpus = [STATUS["gpus"][0] | {"state": "observe_only"}]
     status = STATUS | {"gpus": gpus, "mode": mode, "mode_note": "no mode is set"}
 
-    (line,) = [line for line in status_lines(status, 120, 40) if "observe_only" in line.plain]
+    (line,) = [line for line in view_lines(status, 120, 40) if "observe_only" in line.plain]
 
     assert any(span.style == "bold red" for span in line.spans) is (mode == "control")
     assert "no mode is set" in drawn(status)
@@ -228,7 +228,7 @@ def test_every_lease_is_shown_with_what_it_sets_and_for_how_long() -> None:
         "GPU 2: zeusd client lease (uid 1001, pid 77): power limited to 250 W, until released",
     ]
     assert all(line in text for line in expected)
-    assert all(any(line in str(row) for row in status_lines(status, 120, 40)) for line in expected)
+    assert all(any(line in str(row) for row in view_lines(status, 120, 40)) for line in expected)
 
 
 def test_a_host_without_gpus_and_jobs_is_shown() -> None:

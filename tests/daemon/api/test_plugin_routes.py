@@ -73,7 +73,7 @@ def test_the_plugin_of_the_documents_answers_and_is_described(site: Path) -> Non
 
     (answer,) = answers(site, "/power/total")
 
-    assert answer == (200, b'{"power_w": 0}')
+    assert answer == (200, b'{"power_w": null}')
     assert api_description()["paths"]["/power/total"]["get"]["summary"] == "Total power."
 
 
