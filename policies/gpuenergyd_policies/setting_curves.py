@@ -47,7 +47,7 @@ _EXPONENTS = (1.0, 3.0)
 """How much of the time that does not scale is hidden behind the time that does: exponent p of the time."""
 _KNEES, _VOLTAGES = (0.52, 0.80), (1.18, 1.42)
 """Ranges of fits to published curves of V100, A100, A40 and RTX 3080 Ti: clock of the knee and voltage at the top."""
-_STATIC_W, _STATIC_OF_LIMIT, _STATIC_SIGMA, _MOST_STATIC_SHARE = 50.0, 0.14, 0.4, 0.7
+STATIC_W, _STATIC_OF_LIMIT, _STATIC_SIGMA, _MOST_STATIC_SHARE = 50.0, 0.14, 0.4, 0.7
 """Static power of a GPU: fits give 32 to 90 W, or 0.07 to 0.26 of the power limit; spread of the logarithm."""
 _MOST_CONSTANT_SHARE = 0.5
 """Of the energy of work that does not scale with the clock, such as that of memory traffic, at most so much is constant
@@ -232,7 +232,7 @@ def _possible_loops(loop: LoopAtFullSpeed, random: np.random.Generator) -> _Poss
     scaling = np.where(uniform(0, 1) < _COMPUTING_CHANCE, computing, waiting) * loop.working_share
     exponent = uniform(*_EXPONENTS)
 
-    usual_static_w = _STATIC_W if loop.power_limit_w is None else _STATIC_OF_LIMIT * loop.power_limit_w
+    usual_static_w = STATIC_W if loop.power_limit_w is None else _STATIC_OF_LIMIT * loop.power_limit_w
     static_w = usual_static_w * np.exp(_STATIC_SIGMA * random.standard_normal((_NUM_CURVES, 1)))
     static = np.minimum(static_w / max(loop.power_w, 1.0), _MOST_STATIC_SHARE)
     constant = (1 - static) * (1 - scaling) * uniform(0, _MOST_CONSTANT_SHARE)

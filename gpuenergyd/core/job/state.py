@@ -69,8 +69,6 @@ class JobState:
     """What operators have ordered; in the description already."""
     as_registered: OperatorOrders = field(init=False)
     """Choices of the program, which hold where operators order nothing."""
-    profiling_refusal: str | None = None
-    """Why the job may not be profiled; None if it may."""
     before_end: tuple[JobPhase, str] | None = None
     """Phase and its reason before the job ended."""
 
@@ -215,7 +213,7 @@ class JobState:
             control=self.control.snapshot(),
             faults=replace(self.faults),
             notices=replace(self.notices),
-            profiling_refusal=self.profiling_refusal,
+            profiling_refusal=self.control.experiments.refusal,
             orders_of_operators=self.orders,
             as_registered=self.as_registered,
         )
@@ -229,10 +227,11 @@ class JobState:
         self.ranks.restore(snapshot.orders, snapshot.gpus)
         self.ranks.changed_ranks = dict(snapshot.changed_ranks)
         self.phase, self.phase_reason, self.target = snapshot.phase, snapshot.phase_reason, snapshot.target
-        self.baseline, self.profiling_refusal = snapshot.baseline, snapshot.profiling_refusal
+        self.baseline = snapshot.baseline
         self.reports.restore(snapshot.reports)
         self.knowledge.restore(snapshot.knowledge)
         self.control.restore(snapshot.control)
+        self.control.experiments.refusal = snapshot.profiling_refusal
         self.faults = replace(snapshot.faults, rules=self.rules)
         self.notices = replace(snapshot.notices)
         self.orders = snapshot.orders_of_operators

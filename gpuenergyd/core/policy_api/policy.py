@@ -199,14 +199,13 @@ class JobView:
     """Whether of plans of nearly the least energy the one whose power swings least is wanted; set by a policy itself,
     from its options."""
     may_try: bool = True
-    """Whether a loop that permits no slowdown may run a few slower iterations, to know what one would save; set as
-    above."""
+    """Whether a loop may run a few iterations slower than it permits, to know what that would save; set as above."""
     reorder: ReorderView = field(default_factory=ReorderView)
     """Whether plans may bring orders of their own, and what memory there is for them."""
     affordable_s: float | None = None
     """Time beyond full speed that an iteration under the next profiling plan may cost in the worst case
-    (`core/measurement/worst_case.py`); a dearer plan is not run before the job's time account can pay it. None: no
-    limit."""
+    (`core/measurement/worst_case.py`); a dearer plan is not run before the job's time account can pay it. 0: the
+    job may not be profiled. None: no limit."""
 
     @property
     def switch_latencies(self) -> tuple[SwitchLatency, ...]:

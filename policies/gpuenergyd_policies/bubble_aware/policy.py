@@ -32,7 +32,7 @@ class BubbleAware:
     """Learns curves from its own plans, plans on the exact frontier, and corrects the plan from measured iterations.
 
     With `bubble-aware:flattest=true`, of the plans of nearly the least energy the one whose power swings least is run.
-    With `bubble-aware:trials=false`, a plain loop that permits no slowdown never runs a slower iteration.
+    With `bubble-aware:trials=false`, no loop runs iterations slower than permitted to learn what they would save.
     """
 
     def __init__(self, **options: str) -> None:

@@ -38,6 +38,7 @@ from gpuenergyd_policies.learning.seen import (
 )
 from gpuenergyd_policies.learning.summary import summary_of
 from gpuenergyd_policies.learning.waits import waits_seen
+from gpuenergyd_policies.setting_curves import STATIC_W
 
 MAX_FULL_SPEED_ITERATIONS = 24
 """The newest ones at full speed: the cost of a fit grows with the cube of its iterations."""
@@ -51,7 +52,7 @@ _WAITING_SIGMA_RATIO = 0.1
 _ASSUMED_WAITING_SIGMA_RATIO = 0.3
 _WAITING_EXPONENT, _WAITING_EXPONENT_SIGMA = 0.5, 0.5
 """Waiting power falls with the clock on a V100 (84 W at 1530 MHz, 52 W at 945), and was published as constant."""
-_STATIC_POWER_W, _WAITING_SHARE = 50.0, 0.1
+_WAITING_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +205,6 @@ def _waiting(observations: Sequence[IterationObservation], gpus: Sequence[GpuVie
     if not powers_w:
         raise NotEnoughDataError("no energy was measured at full speed")
     mean_w = fmean(powers_w)
-    static_w = min(_STATIC_POWER_W * fmean(gpu.num_gpus for gpu in gpus), 0.5 * mean_w)
+    static_w = min(STATIC_W * fmean(gpu.num_gpus for gpu in gpus), 0.5 * mean_w)
     assumed_w = static_w + _WAITING_SHARE * (mean_w - static_w)
     return Waiting(assumed_w, _ASSUMED_WAITING_SIGMA_RATIO, _WAITING_EXPONENT, _WAITING_EXPONENT_SIGMA)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gpuenergyd.core.job.messages import ProfilingPermissionChanged
 from gpuenergyd.core.job.outcome import find_outcome, outcome_line
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
@@ -60,6 +61,17 @@ def test_a_loop_with_waits_measures_a_slower_plan_once(
     assert loop.job.current_plan.purpose is PlanPurpose.TUNED
     measuring = [o for o in loop.job.observations if o.plan_id is not None and "advice" in o.plan_id]
     assert len(measuring) <= 4
+
+
+def test_a_loop_that_may_not_be_profiled_keeps_its_plans() -> None:
+    loop = _loop(1, 0.02)
+    loop.job.handle(ProfilingPermissionChanged("the job is too short"))
+
+    loop.run(36)
+
+    assert {plan.purpose for plan in loop.job.knowledge.plans.kept} == {PlanPurpose.TUNED}
+    assert loop.job.faults.num_fallbacks == 0
+    assert loop.job.current_plan.purpose is PlanPurpose.TUNED
 
 
 @pytest.mark.parametrize("max_slowdown_ratio", thorough(0.0, 0.02))

@@ -36,7 +36,6 @@ def answer(
     target: PerformanceTarget,
     *,
     policy: str,
-    profiling_refusal: str | None,
 ) -> Answer | None:
     """Follow a plan of the policy unless it is refused; None if the question is outdated."""
     if not control.question.accept_answer():
@@ -44,8 +43,8 @@ def answer(
     assert control.ranks.schedule is not None
     rules, ranks, experiments = control.rules, control.ranks, control.experiments
     is_slow = plan.purpose is PlanPurpose.PROFILE and not plan.orders  # other orders are tried at full speed
-    if is_slow and profiling_refusal is not None:
-        return Answer(profiling_refusal, falls_back=True, least_wait=rules.refused_profiling_iterations)
+    if is_slow and experiments.refusal is not None:
+        return Answer(experiments.refusal, falls_back=True, least_wait=rules.refused_profiling_iterations)
     is_kept = plan.plan_id == control.current.plan_id and phase is not JobPhase.FALLBACK
     has_new_pace, next_phase = control.has_new_pace(target), _phase_under(plan, phase)
     if not (is_kept and has_new_pace):  # the next answer says what a kept plan is compared with

@@ -51,6 +51,8 @@ class Experiments:
     knowledge: JobKnowledge
     account: TimeAccount = field(init=False)
     """Shared with the other replicas of the training on this host."""
+    refusal: str | None = None
+    """Why the job may not be profiled, whatever its account can pay; None if it may."""
     ends_at: int | None = None
     """The first iteration at full speed after the experiment that was sent last; None if its plan goes on."""
     is_open: bool = False
@@ -119,6 +121,8 @@ class Experiments:
 
     def affordable_s(self, baseline: BaselineView, target: PerformanceTarget) -> float | None:
         """Return what an iteration under a profiling plan may cost in the worst case; None: without a limit."""
+        if self.refusal is not None:
+            return 0.0
         if not self.is_paying:
             return None
         n = self._least_iterations(baseline)

@@ -33,7 +33,6 @@ def decided(job: JobState, event: PlanDecided) -> Commands:
         job.baseline,
         job.target,
         policy=job.description.policy,
-        profiling_refusal=job.profiling_refusal,
     )
     if found is None:
         return ()
@@ -77,7 +76,7 @@ def control_lost(job: JobState, event: ControlLost) -> Commands:
 
 def profiling_permission_changed(job: JobState, event: ProfilingPermissionChanged) -> Commands:
     """Stop profiling that is no longer permitted; a later profiling plan is refused when the policy returns it."""
-    job.profiling_refusal = refusal = event.refusal
+    job.control.experiments.refusal = refusal = event.refusal
     if refusal is None or job.phase is not JobPhase.PROFILING or job.current_plan.orders:
         return ()
     return job.fall_back(refusal, least_wait=job.rules.refused_profiling_iterations)
