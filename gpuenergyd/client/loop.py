@@ -1,4 +1,4 @@
-"""`gpuenergyd.job` for plain training loops; where torch runs them, the phases of an iteration are its instructions."""
+"""`gpuenergyd.job` for training loops without a pipeline; with torch, forward, backward and optimizer are timed."""
 
 import sys
 from collections.abc import Callable

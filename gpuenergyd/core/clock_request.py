@@ -1,4 +1,4 @@
-"""Clock request: the SM clock that a GPU should run at, now and from later instants on; and ceilings of GPUs."""
+"""Request for the SM clock of one GPU, now and at later instants; and what a GPU may not exceed."""
 
 from dataclasses import dataclass
 

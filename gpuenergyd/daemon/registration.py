@@ -25,6 +25,8 @@ from gpuenergyd.store.records import JobRecord
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.messages import InstructionRow, IterationReport, RankRegistration
 
+log = logging.getLogger(__name__)
+
 _NS_PER_S = 1_000_000_000
 OLDEST_INSTANT_NS = 86_400 * _NS_PER_S
 """Maximum age of an instant."""
@@ -273,9 +275,6 @@ def _instant(text: str | None) -> datetime | None:
     except (ValueError, OverflowError):
         pass
     raise ProtocolError(f"job_deadline {text!r:.60} must be a timestamp with a UTC offset, e.g. 2027-01-31T08:00+00:00")
-
-
-log = logging.getLogger(__name__)
 
 
 def job_description(registration: RankRegistration, policy: str, default_max_slowdown_ratio: float) -> JobDescription:

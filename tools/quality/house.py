@@ -1,7 +1,7 @@
 """Size of the code: lines, files per folder, long files, constants of the policies; `python -m tools.quality.house`.
 
-Each figure has an upper limit, which is what it was when the limit was set, and some have a target. A test holds the
-limits (`tests/project/test_house.py`). When a figure falls, lower its limit; none may be raised to pass the test.
+Some figures have an upper limit, slightly above their value when it was set, and some a target. A test holds the limits
+(`tests/project/test_house.py`). When a figure falls, lower its limit; a commit that raises one says why.
 """
 
 import ast
@@ -24,17 +24,17 @@ REASON = f"Longer than {MAX_LINES} lines"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure with its upper limit and its target; None without a target."""
+    """One figure with its upper limit and its target, if it has them."""
 
     name: str
     value: int
-    limit: int
+    limit: int | None = None
     target: int | None = None
     details: tuple[str, ...] = ()
 
     @property
     def is_within_limit(self) -> bool:
-        return self.value <= self.limit
+        return self.limit is None or self.value <= self.limit
 
 
 def figures(root: Path = ROOT) -> tuple[Figure, ...]:
@@ -56,7 +56,7 @@ def figures(root: Path = ROOT) -> tuple[Figure, ...]:
         Figure(f"folders with more than {MAX_FILES} files", len(crowded), limit=0, target=0, details=crowded),
         Figure(f"files over {MAX_LINES} lines without a reason", len(long), limit=0, target=0, details=long),
         Figure("numeric constants of policies", constants, limit=335),
-        *(Figure(f"  lines of {part}", sum(own.values()), limit=sys.maxsize) for part, own in lines.items()),
+        *(Figure(f"  lines of {part}", sum(own.values())) for part, own in lines.items()),
     )
 
 
@@ -114,8 +114,7 @@ def main() -> int:
     found = figures()
     rows = [f"{'':44}{'present':>9}{'limit':>9}{'target':>9}"]
     for figure in found:
-        limit = "" if figure.limit == sys.maxsize else f"{figure.limit:,}"
-        target = "" if figure.target is None else f"{figure.target:,}"
+        limit, target = ("" if most is None else f"{most:,}" for most in (figure.limit, figure.target))
         rows += [f"{figure.name:44}{figure.value:>9,}{limit:>9}{target:>9}", *(f"    {own}" for own in figure.details)]
     sys.stdout.write("\n".join(rows) + "\n")
     return 0 if all(figure.is_within_limit for figure in found) else 1

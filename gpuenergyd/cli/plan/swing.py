@@ -1,4 +1,4 @@
-"""How much the power of a plan swings, in the JSON document of `gpuenergyd plan`; imports nothing that draws."""
+"""Peak, trough and ramp of a plan's power, for `gpuenergyd plan --json`; kept free of Rich, which is slow to import."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Orders of operators for a running job: another policy, permitted slowdown or priority, or a pause."""
+"""What operators change on a running job: policy, permitted slowdown, priority, pause; and who chose an option."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace

@@ -1,4 +1,4 @@
-"""The ranks of a pipeline stage as one: its iteration, its clock and its energy.
+"""Merges what the ranks of one pipeline stage report: times of instructions, clocks, energy.
 
 Tensor-, context- and expert-parallel ranks run each instruction together, and wait for each other inside it. A stage is
 therefore as late as its latest rank and as fast as its slowest GPU, and its energy is that of all its GPUs.

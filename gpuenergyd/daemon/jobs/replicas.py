@@ -30,6 +30,8 @@ from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.messages import PaceReply, PaceReport
 from gpuenergyd.wire.pipeline_messages import PipelineReport
 
+log = logging.getLogger(__name__)
+
 MAX_PACE_S = 86_400.0
 
 TrainingKey = tuple[int, str, str]
@@ -205,8 +207,6 @@ def straggler_saving_fields(estimator: StragglerSavingEstimator) -> dict[str, An
         "straggler_iteration_energy_j": saving.following_energy_j if saving else None,
     }
 
-
-log = logging.getLogger(__name__)
 
 _ENDED_KEPT = 64
 """Trainings without a running job whose accounts are kept: their ranks may begin again, as after a failure."""

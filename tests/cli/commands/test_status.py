@@ -306,7 +306,7 @@ NOTICES = {
     "throttling": "plan 'tuned-1' takes 1.263 s per iteration, 1.258 s are allowed",
     "straggler": "straggler: gpt-2 takes 2.036 s per iteration, this replica 1.7 s",
     "recovered": "straggler recovered: gpt-2 now takes 1.7 s, this replica 1.703 s",
-    "evaluation": "2.5 s passed between iterations 49 and 50 (evaluation, checkpoint, waiting for others): left alone",
+    "evaluation": "2.5 s passed between iterations 49 and 50 (evaluation, checkpoint, waiting for others): not counted",
     "batch": "the job changed: an iteration takes 1.400 times as long as before",
     "lying policy": "2 plans in a row were slow: beginning again",
     "orders": "3 iterations in a row ran other instructions, or in another order, than were registered",

@@ -1,11 +1,14 @@
 """The life of a job, event by event."""
 
 from dataclasses import replace
+from typing import get_args, get_type_hints
 
 import pytest
 
+from gpuenergyd.core.job.job import TRANSITIONS
 from gpuenergyd.core.job.messages import (
     ControlLost,
+    Event,
     JobPhase,
     PlanDecided,
     PolicyFailed,
@@ -19,6 +22,12 @@ from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.errors import JobError
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.support.job_run import SCHEDULE, WORK, joined, new_job
+
+
+def test_every_event_has_a_transition_that_takes_it() -> None:
+    taken = {event: get_type_hints(transition)["event"] for event, transition in TRANSITIONS.items()}
+
+    assert taken == {event: event for event in get_args(Event)}
 
 
 def test_a_job_warms_up_once_all_ranks_have_joined() -> None:

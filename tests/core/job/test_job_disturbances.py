@@ -58,7 +58,7 @@ def test_a_pause_is_named_with_its_length_and_the_iterations_around_it() -> None
     commands = both_report(run, gap_ns=10**7 + 2 * 10**9)
 
     assert commands[0] == RecordNotice(
-        "2 s passed between iterations 4 and 5 (evaluation, checkpoint, waiting for others): left alone"
+        "2 s passed between iterations 4 and 5 (evaluation, checkpoint, waiting for others): not counted"
     )
 
 

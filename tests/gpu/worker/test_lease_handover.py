@@ -61,8 +61,9 @@ async def test_expired_handover_restores_the_clocks(site: Site) -> None:
 async def test_worker_that_exits_with_its_daemon_keeps_no_leases(site: Site) -> None:
     worker = site.start_worker("--exit-with-daemon")
     await lower_and_go(site, 60.0)
-    await until(lambda: worker.poll() is not None)
-    assert site.locks() == [None, None]
+    await until(lambda: worker.poll() == 0)
+    assert (site.locks(), site.journalled()) == ([None, None], set())
+    assert not (site.folder / "link.sock").exists()
 
 
 @pytest.mark.fault(5)

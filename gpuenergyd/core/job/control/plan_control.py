@@ -1,4 +1,4 @@
-"""Changes of the plan in force: GPU leases around them, full-speed blocks between them, and the guard's window.
+"""Changes the plan that a job runs: asks the policy, leases and restores GPUs, and inserts blocks at full speed.
 
 A lease precedes the first plan that changes clocks, and a restore follows a plan without clocks. Ranks learn of a plan
 some iterations after it is sent; the guard and the proof blocks wait until then.

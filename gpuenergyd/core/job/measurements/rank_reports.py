@@ -67,16 +67,15 @@ class WholeIteration:
         return self.ranks[0].iteration_index
 
     @property
-    def disturbance(self) -> tuple[str, str] | None:
-        """The kind of disturbance of this iteration and its log line; None if there was none."""
+    def disturbance(self) -> tuple[str, str]:
+        """The kind of disturbance of an iteration out of order, or before a pause, and its log line."""
         index = self.iteration_index
         if not self.is_in_order:
             line = f"iteration {index} ran other instructions, or in another order, than were registered"
             return "order", f"{line}: it is not planned for"
-        if self.pause_s is not None:
-            line = f"{self.pause_s:.3g} s passed between iterations {index} and {index + 1}"
-            return "pause", f"{line} (evaluation, checkpoint, waiting for others): left alone"
-        return None
+        assert self.pause_s is not None
+        line = f"{self.pause_s:.3g} s passed between iterations {index} and {index + 1}"
+        return "pause", f"{line} (evaluation, checkpoint, waiting for others): not counted"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Transitions of iterations: reported by the ranks, observed with the GPUs' energy, and what follows in each phase.
+"""What a job does with an iteration: complete it from the ranks' reports, record it with its energy, act by phase.
 
 An iteration of a tuned job comes back here from another file of `core/job` five times, which a test counts: with the
 whole iteration, its record, the account, the review of the plan in force, and the answer of the policy (`plans`).
@@ -41,8 +41,6 @@ def reported(job: JobState, event: RankReported) -> Commands:
     if whole is None:
         return refused
     observe = ObserveIteration(whole.ranks, whole.plan_id, whole.is_regular)
-    if whole.is_in_order and whole.pause_s is None:
-        return (*refused, observe)
     return (*refused, observe, *_disturbed(job, whole))
 
 
@@ -56,7 +54,7 @@ def orders_refused(job: JobState, event: OrdersRefused) -> Commands:
 
 def _disturbed(job: JobState, whole: WholeIteration) -> Commands:
     """Record why an iteration does not count; fall back if the ranks run another order than the planned one."""
-    if whole.disturbance is None:
+    if whole.is_in_order and whole.pause_s is None:
         return ()
     is_planned_for = job.phase in {JobPhase.PROFILING, JobPhase.TUNED} and job.current_plan.ranks
     num_foreign = job.reports.num_foreign_orders

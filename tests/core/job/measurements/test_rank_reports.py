@@ -229,7 +229,7 @@ def test_an_iteration_without_times_of_instructions_counts_like_any_other() -> N
     done = whole(reports, untimed(0, 4), untimed(1, 4))
 
     assert done is not None
-    assert (done.is_regular, done.is_in_order, done.disturbance) == (True, True, None)
+    assert (done.is_regular, done.is_in_order, done.pause_s) == (True, True, None)
     paused = whole(reports, replace(untimed(0, 5), next_begin_ns=untimed(0, 5).end_ns + 90 * MS), untimed(1, 5))
     assert paused is not None
     assert paused.pause_s
