@@ -325,10 +325,10 @@ def test_a_demo_that_compiles_the_planner_says_so_and_has_the_same_figures_as_on
         stdout, stderr = start(folder, *arguments, NUMBA_CACHE_DIR=str(tmp_path / "kernels")).communicate()
         return json.loads(stdout), stderr
 
-    (compiled, said), (loaded, said_later) = run_once(), run_once()
+    (compiled, first_output), (loaded, second_output) = run_once(), run_once()
 
-    assert "compiling the planner, once" in said
-    assert "compiling the planner" not in said_later
+    assert "compiling the planner, once" in first_output
+    assert "compiling the planner" not in second_output
     assert compiled["saving_ratio"] is not None
     assert compiled == loaded
 
