@@ -1,4 +1,4 @@
-"""Locks of a GPU's commands: a command inherits the lock, and so outlives a killed worker."""
+"""Locks that keep two commands from changing one GPU at the same time, also after the worker was killed."""
 
 import contextlib
 import fcntl
@@ -17,7 +17,7 @@ _RUN = Path("/run")
 
 @contextlib.contextmanager
 def held_lock(gpu_uuid: str, limit_s: float) -> Iterator[int]:
-    """Lock a GPU for one command, which inherits the lock and so outlives a killed worker.
+    """Lock a GPU for one command, which inherits the lock: it holds until the command ends, not the worker.
 
     Raises:
         DriverError: a command is still running after its time limit.

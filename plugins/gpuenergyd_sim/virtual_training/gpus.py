@@ -2,6 +2,7 @@
 
 import math
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 
@@ -17,7 +18,7 @@ _COUNTERS_BEGIN_AT_J = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A clock on its way; restores are asked for by nobody."""
+    """A clock that has not taken effect yet; `asked_s` is None for a restore."""
 
     effective_s: float
     clock: int
@@ -25,7 +26,7 @@ class Pending:
 
 
 @dataclass
-class VirtualGpus:
+class VirtualGpus(ABC):
     """What the GPUs are set to, draw and show as time passes; `r` is a pipeline rank."""
 
     schedule: Schedule
@@ -76,9 +77,9 @@ class VirtualGpus:
         for r in ranks:
             self.counters[r].record(self._ns(self.now_s), self.total_j[r])
 
+    @abstractmethod
     def report_gpus(self) -> None:
         """Tell the job what is known of its GPUs, which are of one model."""
-        raise NotImplementedError
 
     def _begin_iteration_of_gpus(self) -> None:
         """Draw the errors of the counters, and apply the ceilings of this iteration."""

@@ -22,6 +22,7 @@ import pytest
 from gpuenergyd.cli.main import run
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, saving_span_text, saving_text, slowdown_text
+from gpuenergyd_policies.planning.compiled import IS_COMPILED
 from tests.report.test_quantities import assert_same, csv_rows, from_rows, reported
 from tests.support.installed_distribution import install_distribution
 from tests.support.thorough import thorough
@@ -311,6 +312,25 @@ def test_the_same_seed_gives_the_same_figures_to_the_last_digit(folder: Path, tm
 
     assert first["saving_ratio"] > 0.1
     assert first == second
+
+
+@pytest.mark.torch
+@pytest.mark.thorough
+@pytest.mark.skipif(not IS_COMPILED, reason="numba is not installed or is disabled")
+def test_a_demo_that_compiles_the_planner_says_so_and_has_the_same_figures_as_one_that_does_not(
+    folder: Path, tmp_path: Path
+) -> None:
+    def run_once() -> tuple[Any, str]:
+        arguments = ("--json", "--out", str(tmp_path / "report.html"), *SHORT, "--policy", "bubble-aware")
+        stdout, stderr = start(folder, *arguments, NUMBA_CACHE_DIR=str(tmp_path / "kernels")).communicate()
+        return json.loads(stdout), stderr
+
+    (compiled, first_output), (loaded, second_output) = run_once(), run_once()
+
+    assert "compiling the planner, once" in first_output
+    assert "compiling the planner" not in second_output
+    assert compiled["saving_ratio"] is not None
+    assert compiled == loaded
 
 
 @pytest.mark.thorough

@@ -27,7 +27,7 @@ def figures(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
     return found
 
 
-def test_a_policy_that_lowers_clocks_saves_within_the_permitted_slowdown_and_full_speed_has_the_most_regret(
+def test_a_policy_that_lowers_clocks_saves_within_the_permitted_slowdown_and_full_speed_saves_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = figures(capsys, "uniform", "full-speed")
