@@ -113,6 +113,8 @@ class DemoRequest:
 
         On a busy host its first reply takes long, and the training goes on meanwhile: that is no refusal to plan.
         """
+        if self.grid is not None:
+            return False  # the next hours may permit one
         is_at_full_speed = job["phase"] in {"tuned", "fallback"} and job["plan_purpose"] in {"baseline", "predicted"}
         enough = self.baseline_iterations + self.tuned_iterations + _MAX_PLANNING_ITERATIONS
         return (
