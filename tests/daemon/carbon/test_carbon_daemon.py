@@ -5,13 +5,10 @@ import os
 import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from statistics import fmean
-from typing import Any
 
 import pytest
 
 from gpuenergyd.core.carbon.intensity import HOUR
-from gpuenergyd.report.job import job_reports
 from gpuenergyd.store import open_history
 from tests.carbon.scripted_server import Asked, Reply, json_reply, serving
 from tests.support.daemon_process import running_daemon, training
@@ -104,53 +101,6 @@ def test_a_refusing_provider_is_reported_in_status_and_training_continues(tmp_pa
 
 
 @pytest.mark.thorough
-def test_a_job_on_a_replayed_trace_is_slower_in_dirty_hours_and_its_report_shows_both_savings(
-    tmp_path: Path,
-) -> None:
-    first_at = datetime(2024, 1, 1, tzinfo=UTC)
-    path = tmp_path / "XX_synthetic_2024.csv"
-    rows = [f"{first_at + k * HOUR:%Y-%m-%dT%H:%M:%SZ},{600 if k // 2 % 2 else 60}" for k in range(60 * 24)]
-    path.write_text("timestamp_utc,carbon_intensity_g_per_kwh\n" + "\n".join(rows) + "\n")
-    # A counter that changes every 0.1 s is dated some seconds after the job began; savings need a baseline's energy.
-    with running_daemon(
-        tmp_path,
-        baseline_iterations=50,
-        target="carbon",
-        carbon_signal=str(path),
-        carbon_replay_from="2024-01-10T00:00:00Z",
-        carbon_replay_hour_s=3.0,
-    ) as daemon:
-        with training(daemon, arguments=("--policy", "uniform", "--max-slowdown", "0.1")) as run:
-            wait_until(lambda: _has_shifted(daemon.database_path))
-            # The report tells only savings beyond chance.
-            wait_until(
-                lambda: (
-                    _carbon(job := daemon.job()).get("saved_by_timing_g") is not None
-                    and bool(job and job["is_saving_significant"])
-                )
-            )
-            wait_until(lambda: _carbon(daemon.job()).get("carbon_g") is not None)
-            status = daemon.status()
-            assert run.finish() == 0
-        assert daemon.stop() == 0
-
-    assert status["carbon"]["replayed_hour_s"] == 3.0
-    with open_history(daemon.database_path) as history:
-        (report,) = job_reports(history)
-    figures = report.to_dict()
-    assert report.carbon is not None
-    (shown,) = (_carbon(job) for job in status["jobs"])
-    assert 0 < shown["carbon_g"] <= figures["carbon_g"]
-    emissions = report.carbon.to_dict()  # the row leaves amounts out if the last blocks made the saving uncertain again
-    assert emissions["saved_by_frontier_g"] is not None
-    assert emissions["saved_by_timing_g"] is not None
-    assert figures["num_targets"] >= 2
-    assert figures["is_grid_replayed"]
-    (line,) = (line for line in report.carbon.lines() if "by choosing the hours" in line)
-    assert "by running slower" in line
-
-
-@pytest.mark.thorough
 def test_a_slowdown_account_survives_a_killed_daemon(tmp_path: Path) -> None:
     first_at = datetime(2024, 1, 1, tzinfo=UTC)
     path = tmp_path / "XX_synthetic_2024.csv"
@@ -190,17 +140,3 @@ def _saved_account(accounts: Path) -> dict[str, float]:
         return {}
     jobs = json.loads(accounts.read_text())["jobs"]
     return jobs[0]["account"]["account"] if jobs else {}
-
-
-def _has_shifted(path: Path) -> bool:
-    """Return whether the job's mean permitted time is longer in dirty hours than in clean ones."""
-    with open_history(path) as history:
-        targets = [row for job in history.job_summaries() for row in history.targets(job.job_id)]
-    dirty_s, clean_s = (
-        [row.permitted_time_s or 0.0 for row in targets if row.intensity == intensity] for intensity in (600, 60)
-    )
-    return len(dirty_s) >= 2 and len(clean_s) >= 2 and fmean(dirty_s) > 1.005 * fmean(clean_s)
-
-
-def _carbon(job: dict[str, Any] | None) -> dict[str, Any]:
-    return (job["carbon"] if job is not None else None) or {}

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ import pytest
 from gpuenergyd.cli.main import run
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, saving_span_text, saving_text, slowdown_text
+from gpuenergyd.report.job import job_reports
+from gpuenergyd.store import open_history
 from gpuenergyd_policies.planning.compiled import IS_COMPILED
 from tests.report.test_quantities import assert_same, csv_rows, from_rows, reported
 from tests.support.installed_distribution import install_distribution
@@ -98,31 +101,41 @@ class FinishedDemo:
     stdout: str
     texts: list[str]
     report_path: Path
-    job: dict[str, Any]
-    """The ended job, from the daemon's status while the demo was held."""
+    status: dict[str, Any]
+    """Of the daemon, while the demo was held."""
     is_virtual: bool
     database: Path
     """A copy of its history, made while it was held."""
+
+    @property
+    def job(self) -> dict[str, Any]:
+        """The ended job."""
+        (job,) = self.status["ended_jobs"]
+        return dict(job)
 
 
 @pytest.fixture(scope="module", params=["virtual", *thorough("real")])
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FinishedDemo:
     """Run a demo once for all tests that look at its result."""
+    options = ("--real-time",) if request.param == "real" else ()
+    return held_demo(tmp_path_factory.mktemp("demo"), *SHORT, *options)
+
+
+def held_demo(results: Path, *arguments: str) -> FinishedDemo:
+    """Run a demo, look at it while it is held, and end it; report and history are put into a folder."""
     folder = Path(tempfile.mkdtemp(prefix="demo-"))
-    report_path = tmp_path_factory.mktemp("demo") / "report.html"
-    database = report_path.with_name("history.sqlite3")
-    arguments = (*SHORT, *(("--real-time",) if request.param == "real" else ()))
+    report_path, database = results / "report.html", results / "history.sqlite3"
     with start(folder, "--hold", "--json", "--out", str(report_path), *arguments, PYTHONUNBUFFERED="1") as demo:
         assert demo.stdin is not None
         assert demo.stdout is not None
         assert demo.stderr is not None
-        texts, ended = [], {}
+        texts, status = [], {}
         for line in demo.stderr:
             texts.append(line.rstrip())
             if "press Enter" in line:
                 assert report_path.exists()  # the result comes before the daemon is held
                 client = DaemonClient(str(next(folder.rglob("gpuenergyd.sock"))))
-                (ended,) = client.get_status()["ended_jobs"]
+                status = client.get_status()
                 client.close()
                 with closing(sqlite3.connect(next(folder.rglob("history.sqlite3")))) as history:
                     history.execute("VACUUM INTO ?", (str(database),))
@@ -133,7 +146,7 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     shutil.rmtree(folder)
     assert left_files == []
     assert left_processes == []
-    return FinishedDemo(demo.returncode, stdout, texts, report_path, ended, request.param == "virtual", database)
+    return FinishedDemo(demo.returncode, stdout, texts, report_path, status, "--real-time" not in arguments, database)
 
 
 @pytest.mark.torch
@@ -463,3 +476,33 @@ def test_a_carbon_demo_that_is_too_short_for_a_plan_is_refused_at_once_with_the_
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
     assert expected in captured.err
+
+
+@pytest.mark.thorough
+@pytest.mark.torch
+def test_a_demo_on_a_grid_is_slower_in_dirty_hours_and_its_report_shows_both_savings(tmp_path: Path) -> None:
+    demo = held_demo(
+        tmp_path,
+        *("--gpus", "2", "--microbatches", "2", "--policy", "uniform", "--max-slowdown", "0.1"),
+        *("--carbon-trace", "synthetic", "--carbon-hours", "24", "--carbon-hour-s", "5"),
+    )
+
+    assert demo.exit_code == 0, demo.texts
+    assert demo.status["carbon"]["replayed_hour_s"] == 5.0
+    with open_history(demo.database) as history:
+        (report,) = job_reports(history)
+        targets = [row for row in history.targets(demo.job["job_id"]) if row.permitted_time_s and row.intensity]
+    figures = report.to_dict()
+    assert figures["is_grid_replayed"]
+    assert figures["num_targets"] >= len(targets) >= 24
+    usual = median(row.intensity for row in targets)
+    dirty_s = fmean(row.permitted_time_s for row in targets if row.intensity > usual)
+    clean_s = fmean(row.permitted_time_s for row in targets if row.intensity < usual)
+    assert dirty_s > 1.01 * clean_s
+    assert report.carbon is not None
+    emissions = report.carbon.to_dict()
+    assert emissions["saved_by_frontier_g"] > 0
+    assert emissions["saved_by_timing_g"] > 0
+    assert json.loads(demo.stdout)["saved_by_timing_g"] == emissions["saved_by_timing_g"]
+    (line,) = (line for line in report.carbon.lines() if "by choosing the hours" in line)
+    assert "by running slower" in line
