@@ -19,9 +19,6 @@ ITERATIONS_PER_SETTING = 2
 """Undisturbed iterations that a measurement of one setting needs."""
 LEAST_TIME_ERROR, LEAST_ENERGY_ERROR = 0.001, 0.003
 """Standard errors of a measured setting that repetition does not show: temperature, other programs."""
-_LEAST_FOR_SCATTER = 3
-"""Iterations at full speed from which their scatter is known."""
-_LEAST_WORKING_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +126,8 @@ def standard_errors(view: JobView, num_iterations: int) -> StandardErrors:
 
 
 def _relative_sigma(values: Sequence[float]) -> float:
-    """Return the standard deviation relative to the median; 0 if the values are too few to tell."""
-    if len(values) < _LEAST_FOR_SCATTER:
+    """Return the standard deviation relative to the median; 0 without values."""
+    if not values:
         return 0.0
     middle = median(values)
     return robust_sigma(abs(value - middle) for value in values) / middle
@@ -143,7 +140,7 @@ def curves_of(view: JobView, settings: tuple[Setting, ...], points: Mapping[Sett
     power_w = energy_j / view.baseline.iteration_time_s / sum(gpu.num_gpus for gpu in view.gpus)
     range_w = view.gpus[0].power_limit_range_w
     waits = [_waiting_s(seen) / seen.own_time_s for seen in view.observations if seen.is_regular and seen.is_timed]
-    working_share = max(_LEAST_WORKING_SHARE, 1 - median(waits)) if waits else 1.0
+    working_share = max(0.0, 1 - median(waits)) if waits else 1.0
     loop = LoopAtFullSpeed(power_w, None if range_w is None else range_w[1], working_share)
     return possible_curves(settings, loop).given(points, full_speed=standard_errors(view, view.baseline.num_iterations))
 

@@ -9,7 +9,7 @@ iterations.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import fmean, median, pstdev
+from statistics import NormalDist, fmean, median, pstdev
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.advice import (
     ADVISED_EVERY,
     ADVISED_EVERY_AT_FIRST,
+    SAVING_QUANTILES,
     advised_slowdowns,
     is_time_to_review,
     with_advice,
@@ -40,7 +41,6 @@ from gpuenergyd_policies.setting_search import ADVISED_SLOWDOWNS, can_be_advised
 
 _ERROR_OF_ADDED = 0.1
 """Standard error of what a further slowdown adds, as a share of it: plans switch clocks late, and keep caution."""
-_INTERVAL_AT_SIGMA = 1.645
 
 
 def with_slowdown_advice(view: JobView, plan: ClockPlan) -> ClockPlan:
@@ -123,7 +123,7 @@ def _advice(
             for own, present_j in zip(profiles, at_present_j, strict=True)
         ]
         spread = max(pstdev(added[1:]), _ERROR_OF_ADDED * abs(fmean(added)))
-        half = _INTERVAL_AT_SIGMA * math.hypot(error, spread)
+        half = NormalDist(0.0, math.hypot(error, spread)).inv_cdf(SAVING_QUANTILES[-1])
         total = saving + added[0]
         found.append(SavingAdvice(ratio, total, total - half, total + half, is_measured=True))
     return tuple(found)
