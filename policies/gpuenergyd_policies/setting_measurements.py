@@ -58,24 +58,24 @@ def _measurement(iterations: Collection[IterationObservation]) -> SettingMeasure
 def setting_being_measured(view: JobView) -> Setting | None:
     """Return the setting of the last plan, if that is a measurement with too few iterations so far."""
     last = view.issued_plans[-1] if view.issued_plans else None
-    setting = setting_of(last) if last is not None and last.purpose is PlanPurpose.PROFILE else None
+    setting = setting_of(last) if last is not None and last.purpose is PlanPurpose.TRIAL else None
     return None if setting in iterations_by_setting(view) else setting
 
 
-def profiled_settings(view: JobView) -> set[Setting]:
-    """Return the settings that plans have measured since profiling began."""
-    plans = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.PROFILE and is_current(view, plan)]
+def tried_settings(view: JobView) -> set[Setting]:
+    """Return the settings that plans have tried since trials began."""
+    plans = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TRIAL and is_current(view, plan)]
     return {setting for plan in plans if (setting := setting_of(plan)) is not None}
 
 
 def is_current(view: JobView, plan: ClockPlan) -> bool:
-    """Return whether a plan is one of those since profiling began."""
+    """Return whether a plan is one of those since trials began."""
     return view.plan_id(plan.plan_id.partition("@")[0]) == plan.plan_id
 
 
 def lost_iterations(view: JobView) -> float:
     """Return the time that measurements of settings have lost, in iterations at full speed."""
-    measuring = {plan.plan_id for plan in view.issued_plans if plan.purpose is PlanPurpose.PROFILE}
+    measuring = {plan.plan_id for plan in view.issued_plans if plan.purpose is PlanPurpose.TRIAL}
     lost = (o.own_time_s / view.baseline.iteration_time_s - 1 for o in view.observations if o.plan_id in measuring)
     return sum(max(0.0, own) for own in lost)
 

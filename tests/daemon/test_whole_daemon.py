@@ -35,7 +35,7 @@ def wait_until_lowered(daemon: DaemonProcess) -> None:
 @pytest.mark.parametrize(
     ("policy", "first", "kind"),
     [
-        ("uniform", PlanPurpose.PROFILE, WorldKind.KIND),
+        ("uniform", PlanPurpose.TRIAL, WorldKind.KIND),
         *thorough(("bubble-aware", PlanPurpose.TUNED, WorldKind.UNKIND)),
     ],
 )
@@ -215,7 +215,7 @@ def test_a_killed_worker_is_restarted_clocks_restored_and_the_job_tuned_again(tm
         wait_until(daemon.is_as_found)
         job = daemon.job()
         assert job is not None
-        assert job["phase"] in {"fallback", "profiling", "tuned"}
+        assert job["phase"] in {"fallback", "trial", "tuned"}
         wait_until_lowered(daemon)
         status = daemon.status()
         assert status["worker"]["num_restarts"] == 1
@@ -238,14 +238,14 @@ def test_a_hung_worker_is_restarted_and_the_clocks_restored(tmp_path: Path) -> N
 @pytest.mark.kill
 def test_a_killed_policy_host_only_delays_the_job(tmp_path: Path) -> None:
     with running_daemon(tmp_path, kind=WorldKind.KIND) as daemon, training(daemon, arguments=UNIFORM):
-        daemon.wait_for_phase("profiling", "tuned")
+        daemon.wait_for_phase("trial", "tuned")
         first = daemon.status()["policy_host"]["pid"]
         assert "tests.support.fork_server" in command_of(first)
 
         os.kill(first, signal.SIGKILL)
 
         wait_until(lambda: daemon.status()["policy_host"]["num_restarts"] == 1)
-        assert daemon.wait_for_phase("profiling", "tuned")["num_ranks"] == 4
+        assert daemon.wait_for_phase("trial", "tuned")["num_ranks"] == 4
         wait_until(lambda: daemon.status()["policy_host"]["pid"] is not None)
         assert "gpuenergyd.daemon.processes.policy_host" in command_of(daemon.status()["policy_host"]["pid"])
 

@@ -73,7 +73,7 @@ def operator_ordered(job: JobState, event: OperatorOrdered) -> Commands:
         return (*begun, *(job.fall_back(event.reason) if job.phase is not JobPhase.PAUSED else ()))
     if job.phase is JobPhase.PAUSED:
         return (*begun, *_resume(job, event.reason))
-    return (*begun, *job.enter(JobPhase.PROFILING, event.reason), *job.ask()) if is_planned_anew else ()
+    return (*begun, *job.enter(JobPhase.TRIAL, event.reason), *job.ask()) if is_planned_anew else ()
 
 
 def _begin_with_policy(job: JobState, reason: str) -> Commands:
