@@ -67,6 +67,7 @@ def test_a_job_runs_from_registration_to_report(
     assert "released" in summary.end_reason
     assert summary.num_iterations == len(iterations) >= 3 + 3  # at least three for the baseline
     assert summary.num_baseline_iterations >= 3
+    assert summary.num_profile_iterations == 0
     assert summary.baseline_energy_j is not None
     assert (ended["baseline_time_s"], ended["baseline_energy_j"]) == (
         summary.baseline_time_s,

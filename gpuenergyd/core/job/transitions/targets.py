@@ -91,6 +91,6 @@ def _begin_with_policy(job: JobState, reason: str) -> Commands:
 
 
 def _resume(job: JobState, reason: str) -> Commands:
-    """Measure full speed again and plan; what was profiled before the pause still counts if full speed is equal."""
+    """Measure full speed again and plan; what was measured before the pause still counts if full speed is equal."""
     job.faults.allow_retry(job.reports.last_index + 1)
     return job.enter(JobPhase.FALLBACK, reason)
