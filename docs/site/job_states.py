@@ -66,24 +66,24 @@ _JOINED = RankJoined(0, _SCHEDULE.orders[0], GpuView("GPU-0", "A100", _CLOCKS_MH
 _EXPLANATIONS = {
     ("RankJoined", JobPhase.WARMUP): "the last rank joined",
     ("MergedIterationObserved", JobPhase.BASELINE): "the warm-up iterations are over",
-    ("PlanDecided", JobPhase.PROFILING): "the policy returned a profiling plan",
+    ("PlanDecided", JobPhase.TRIAL): "the policy returned a trial",
     ("PlanDecided", JobPhase.TUNED): "the policy returned a tuned plan, or full speed",
-    ("PlanDecided", JobPhase.FALLBACK): "the policy returned an invalid plan, or one that may not be profiled",
+    ("PlanDecided", JobPhase.FALLBACK): "the policy returned an invalid plan, or a trial that is not permitted",
     ("PolicyFailed", JobPhase.FALLBACK): "the policy failed",
     ("ControlLost", JobPhase.FALLBACK): "clocks cannot be set",
-    ("ProfilingPermissionChanged", JobPhase.FALLBACK): "profiling is no longer permitted",
+    ("ProfilingPermissionChanged", JobPhase.FALLBACK): "trials are no longer permitted",
     ("RankChangedMicrobatches", JobPhase.BASELINE): "the number of microbatches has changed",
     ("MergedIterationObserved", JobPhase.PAUSED): "the baseline of a paused job is complete",
     ("ControlLost", JobPhase.PAUSED): "clocks cannot be set, and the job is paused",
     ("OperatorOrdered", JobPhase.PAUSED): "an operator paused the job",
     ("OperatorOrdered", JobPhase.FALLBACK): "an operator resumed the job",
-    ("OperatorOrdered", JobPhase.PROFILING): "an operator ordered another policy",
+    ("OperatorOrdered", JobPhase.TRIAL): "an operator ordered another policy",
     ("RankReleased", JobPhase.ENDED): "a rank was released, or its process ended",
     ("RankLost", JobPhase.ENDED): "a rank's process failed",
 }
 
 _AFTER_ITERATION = {
-    JobPhase.PROFILING: "profiling exceeded its limit of iterations",
+    JobPhase.TRIAL: "trials exceeded their limit of iterations",
     JobPhase.TUNED: "the plan is too slow, or the job has become faster",
 }
 
@@ -162,7 +162,7 @@ class _Walk:
         return MergedIterationObserved(observation, epoch)
 
     def _plan(self) -> ClockPlan:
-        purpose = self.rng.choice((PlanPurpose.PROFILE, PlanPurpose.TUNED, PlanPurpose.TUNED, PlanPurpose.BASELINE))
+        purpose = self.rng.choice((PlanPurpose.TRIAL, PlanPurpose.TUNED, PlanPurpose.TUNED, PlanPurpose.BASELINE))
         mhz = 1 if self.rng.random() < 0.05 else _CLOCKS_MHZ[-1]
         ranks = (RankClocks(0, (mhz,) * len(_SCHEDULE.orders[0])),) if purpose is not PlanPurpose.BASELINE else ()
         return ClockPlan(f"plan-{self.index}", purpose, ranks)

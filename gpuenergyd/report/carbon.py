@@ -29,7 +29,8 @@ NO_CARBON: Mapping[str, Any] = dict.fromkeys(
     (
         *("tuned_carbon_g", *SAVED_GRAMS),
         *("carbon_zone", "carbon_source", "carbon_kind", "carbon_factor", "measured_intensity_ratio"),
-        *("host_power_w", "total_slowdown_ratio", "profiling_slowdown_ratio", "num_targets", "is_grid_replayed"),
+        *("host_power_w", "total_slowdown_ratio", "profiling_slowdown_ratio", "trial_slowdown_ratio", "num_targets"),
+        "is_grid_replayed",
     )
 )
 """The JSON values of a job without any known carbon intensity, beside those of its energy."""
@@ -50,8 +51,10 @@ class CarbonReport:
     targets: tuple[TargetRecord, ...]
     slowdown_ratio: float | None
     """Slowdown of the whole job against full speed, as charged to its slowdown account."""
+    trial_ratio: float | None
+    """The part of the slowdown caused by trials, some of them slower than any plan."""
     profiling_ratio: float | None
-    """The part of the slowdown caused by profiling, which tries clocks slower than those of any plan."""
+    """The part caused by profiling, in histories of versions up to 0.3."""
     is_replayed: bool
     """Whether a past trace was replayed: the emissions are not those of the day the job ran."""
 
@@ -71,6 +74,7 @@ class CarbonReport:
             "host_power_w": self.host_power_w,
             "total_slowdown_ratio": self.slowdown_ratio,
             "profiling_slowdown_ratio": self.profiling_ratio,
+            "trial_slowdown_ratio": self.trial_ratio,
             "num_targets": len(self.targets),
             "is_grid_replayed": self.is_replayed,
         }
@@ -122,9 +126,11 @@ class CarbonReport:
         if self.targets:
             times_s = [target.permitted_time_s for target in self.targets if target.permitted_time_s is not None]
             span = f" from {time_text(min(times_s))} to {time_text(max(times_s))} per iteration" if times_s else ""
+            parts = f"trials: {slowdown_text(self.trial_ratio)}"
+            if self.profiling_ratio:
+                parts += f", profiling: {slowdown_text(self.profiling_ratio)}"
             lines.append(
-                f"whole job against full speed: {slowdown_text(self.slowdown_ratio)} (profiling:"
-                f" {slowdown_text(self.profiling_ratio)}); permitted slowdown"
+                f"whole job against full speed: {slowdown_text(self.slowdown_ratio)} ({parts}); permitted slowdown"
                 f" {100 * self.targets[-1].budget_ratio:.3g} %; {count_text(len(self.targets), 'target')}{span}"
             )
         return tuple(lines)
@@ -157,6 +163,7 @@ def carbon_report(
         tuned=job_carbon(_slots(priced, rates.pue), frontier, host_power_w=host_power_w, baseline=full_speed),
         targets=targets,
         slowdown_ratio=slowdown_ratio(job, iterations, targets),
+        trial_ratio=slowdown_ratio(job, iterations, targets, PlanPurpose.TRIAL),
         profiling_ratio=slowdown_ratio(job, iterations, targets, PlanPurpose.PROFILE),
         is_replayed=any(_is_replayed(row) for row in grid.known),
     )

@@ -116,6 +116,8 @@ def _without_plan(job: JobSummary) -> str:
     if not job.num_iterations:
         return "No iteration was measured."
     ran = f"{count_text(job.num_baseline_iterations, 'iteration')} at full speed"
+    if job.num_trial_iterations:
+        ran += f", {job.num_trial_iterations} in trials"
     if job.num_profile_iterations:
         ran += f", {job.num_profile_iterations} for profiling"
     so_far = " so far" if job.ended_at is None else ""

@@ -8,6 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
+from gpuenergyd.count_text import count_text
 from gpuenergyd.quantities.by_job import energy_by_job
 from gpuenergyd.quantities.energy_use import NO_ENERGY, EnergyUse
 from gpuenergyd.quantities.rates import Rates, read_rates
@@ -108,6 +109,29 @@ class JobReport:
         return summary.profile_energy_j - num_measured * summary.baseline_energy_j
 
     @property
+    def trial_cost_j(self) -> float | None:
+        """The same of the iterations of trials."""
+        trial_j, baseline_j = self.summary.trial_energy_j, self.summary.baseline_energy_j
+        if trial_j is None or baseline_j is None:
+            return None
+        return trial_j - self.summary.num_trial_iterations * baseline_j
+
+    @property
+    def cost_lines(self) -> tuple[str, ...]:
+        """What trials, and profiling by versions up to 0.3, used more than full speed; empty if that was nothing."""
+        summary = self.summary
+        costs = (
+            ("trials", summary.num_trial_iterations, self.trial_cost_j),
+            ("profiling", summary.num_profile_iterations, self.profiling_cost_j),
+        )
+        return tuple(
+            f"{what}: {count_text(number, 'iteration')} used {energy_text(cost_j)} more than the same number of"
+            " baseline iterations"
+            for what, number, cost_j in costs
+            if cost_j is not None and cost_j > 0.0
+        )
+
+    @property
     def cost(self) -> float | None:
         """The cost of the measured and estimated energy, in the currency of the tariff."""
         return self.energy_use.cost
@@ -181,6 +205,7 @@ class JobReport:
             "adjusted_baseline_energy_j": self.adjusted_baseline_energy_j,
             "saved_energy_j": self.saved_energy_j,
             "profiling_cost_j": self.profiling_cost_j,
+            "trial_cost_j": self.trial_cost_j,
             **{f"gpu_{name}": value for name, value in self.energy_use.to_dict().items()},
             "counted_from": self.time_range.since,
             "counted_until": self.time_range.until,

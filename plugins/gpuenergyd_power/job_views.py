@@ -39,7 +39,7 @@ def _can_follow(runner: JobRunner) -> bool:
     """Return whether targets move the job's power: it runs a plan that this host may set, tuned or on the way there."""
     is_decided_here = not runner.is_member and not runner.is_observing and runner.forbidden_lever is None
     # Some policies measure slower clocks first when a target permits them.
-    is_on_the_way = runner.job.phase is JobPhase.PROFILING and runner.job.target.is_power_limited
+    is_on_the_way = runner.job.phase is JobPhase.TRIAL and runner.job.target.is_power_limited
     is_tuned = runner.job.phase is JobPhase.TUNED or is_on_the_way
     return is_decided_here and Lever.CLOCKS in runner.services.levers and is_tuned
 

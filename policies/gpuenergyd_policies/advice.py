@@ -22,7 +22,7 @@ MEASURED_UP_TO = 0.9
 """Advice is measured up to a slowdown of which a slower setting, or one nearly as slow, was measured."""
 _LATE_SIGMAS = 1.5
 """Scatters of iteration times by which a setting may be slower and still be taken for fast enough, at most."""
-_ENDS = (0.05, 0.5, 0.95)
+SAVING_QUANTILES = (0.05, 0.5, 0.95)
 """Quantiles of the saving that advice gives: its 90 % interval, with the median between."""
 
 
@@ -56,6 +56,6 @@ def with_advice(view: JobView, plan: ClockPlan, *, cost: Cost | None = None) -> 
     for ratio in advised_slowdowns(view):
         saved = curves.savings(ratio + late_ratio * random.uniform(0, 1, num_curves), cost)
         saved += error_of_later_saving * random.standard_normal(num_curves)
-        low, middle, high = map(float, np.quantile(saved, _ENDS))
+        low, middle, high = map(float, np.quantile(saved, SAVING_QUANTILES))
         found.append(SavingAdvice(ratio, middle, low, high, is_measured=slowest_ratio >= MEASURED_UP_TO * ratio))
     return replace(plan, advice=tuple(found))

@@ -61,7 +61,7 @@ class Envelope:
             if mhz not in measured:
                 setting = Setting(Lever.CLOCKS, mhz)
                 reason = f"measuring {setting} on all GPUs"
-                return setting_plan(view, setting, PlanPurpose.PROFILE, policy="envelope", reason=reason)
+                return setting_plan(view, setting, PlanPurpose.TRIAL, policy="envelope", reason=reason)
         valleys_mhz = _measured_valleys(measured, len(view.gpus))
         if valleys_mhz is None:
             return baseline_plan(reason="no clock of least energy is known: no energy was measured")

@@ -21,7 +21,7 @@ class FullSpeed:
 
 
 def reason_for_full_speed(view: JobView) -> str | None:
-    """Return why a job is not worth profiling, or cannot be planned; None for all jobs but some plain loops.
+    """Return why no setting is worth trying for a job, or it cannot be planned; None for all jobs but some plain loops.
 
     A loop without a phase that waits computes all the time, so slower clocks make every iteration longer. The one
     instruction of a data-parallel loop without phases also contains the wait for the slowest rank, so that ranks which

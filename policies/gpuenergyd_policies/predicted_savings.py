@@ -9,7 +9,7 @@ no plan is better than full speed, full speed is predicted.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import sqrt
-from statistics import fmean, stdev
+from statistics import NormalDist, fmean, stdev
 
 import numpy as np
 
@@ -41,10 +41,8 @@ from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 Planner = Callable[[DependencyGraph, PipelineProfile, float], dict[Instruction, int]]
 """A function from graph, profile and deadline to a clock for each instruction that meets the deadline."""
 BASIS = "measured at full speed only; lower clocks assumed from published curves of data-centre GPUs"
-_STANDARD_ERRORS = 1.96
-"""Half of a 95 % interval."""
 _RANGE = 0.025, 0.975
-"""Quantiles of the savings of drawn curves that bound the range."""
+"""Quantiles that bound the range of the savings of drawn curves, and of the mean iteration time."""
 
 
 def predicted_plan(view: JobView, planner: Planner) -> ClockPlan:
@@ -111,7 +109,7 @@ def _error_ratio(seen: Sequence[IterationObservation]) -> float:
     times_s = [o.iteration_time_s for o in seen]
     if len(times_s) < 2:
         raise NotEnoughDataError("fewer than two iterations were measured at full speed")
-    return _STANDARD_ERRORS * stdev(times_s) / (fmean(times_s) * sqrt(len(times_s)))
+    return NormalDist().inv_cdf(_RANGE[1]) * stdev(times_s) / (fmean(times_s) * sqrt(len(times_s)))
 
 
 def _planned(view: JobView, planner: Planner, profile: PipelineProfile) -> ClockPlan:

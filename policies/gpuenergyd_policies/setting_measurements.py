@@ -19,9 +19,6 @@ ITERATIONS_PER_SETTING = 2
 """Undisturbed iterations that a measurement of one setting needs."""
 LEAST_TIME_ERROR, LEAST_ENERGY_ERROR = 0.001, 0.003
 """Standard errors of a measured setting that repetition does not show: temperature, other programs."""
-_LEAST_FOR_SCATTER = 3
-"""Iterations at full speed from which their scatter is known."""
-_LEAST_WORKING_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +58,24 @@ def _measurement(iterations: Collection[IterationObservation]) -> SettingMeasure
 def setting_being_measured(view: JobView) -> Setting | None:
     """Return the setting of the last plan, if that is a measurement with too few iterations so far."""
     last = view.issued_plans[-1] if view.issued_plans else None
-    setting = setting_of(last) if last is not None and last.purpose is PlanPurpose.PROFILE else None
+    setting = setting_of(last) if last is not None and last.purpose is PlanPurpose.TRIAL else None
     return None if setting in iterations_by_setting(view) else setting
 
 
-def profiled_settings(view: JobView) -> set[Setting]:
-    """Return the settings that plans have measured since profiling began."""
-    plans = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.PROFILE and is_current(view, plan)]
+def tried_settings(view: JobView) -> set[Setting]:
+    """Return the settings that plans have tried since trials began."""
+    plans = [plan for plan in view.issued_plans if plan.purpose is PlanPurpose.TRIAL and is_current(view, plan)]
     return {setting for plan in plans if (setting := setting_of(plan)) is not None}
 
 
 def is_current(view: JobView, plan: ClockPlan) -> bool:
-    """Return whether a plan is one of those since profiling began."""
+    """Return whether a plan is one of those since trials began."""
     return view.plan_id(plan.plan_id.partition("@")[0]) == plan.plan_id
 
 
 def lost_iterations(view: JobView) -> float:
     """Return the time that measurements of settings have lost, in iterations at full speed."""
-    measuring = {plan.plan_id for plan in view.issued_plans if plan.purpose is PlanPurpose.PROFILE}
+    measuring = {plan.plan_id for plan in view.issued_plans if plan.purpose is PlanPurpose.TRIAL}
     lost = (o.own_time_s / view.baseline.iteration_time_s - 1 for o in view.observations if o.plan_id in measuring)
     return sum(max(0.0, own) for own in lost)
 
@@ -129,8 +126,8 @@ def standard_errors(view: JobView, num_iterations: int) -> StandardErrors:
 
 
 def _relative_sigma(values: Sequence[float]) -> float:
-    """Return the standard deviation relative to the median; 0 if the values are too few to tell."""
-    if len(values) < _LEAST_FOR_SCATTER:
+    """Return the standard deviation relative to the median; 0 without values."""
+    if not values:
         return 0.0
     middle = median(values)
     return robust_sigma(abs(value - middle) for value in values) / middle
@@ -143,7 +140,7 @@ def curves_of(view: JobView, settings: tuple[Setting, ...], points: Mapping[Sett
     power_w = energy_j / view.baseline.iteration_time_s / sum(gpu.num_gpus for gpu in view.gpus)
     range_w = view.gpus[0].power_limit_range_w
     waits = [_waiting_s(seen) / seen.own_time_s for seen in view.observations if seen.is_regular and seen.is_timed]
-    working_share = max(_LEAST_WORKING_SHARE, 1 - median(waits)) if waits else 1.0
+    working_share = max(0.0, 1 - median(waits)) if waits else 1.0
     loop = LoopAtFullSpeed(power_w, None if range_w is None else range_w[1], working_share)
     return possible_curves(settings, loop).given(points, full_speed=standard_errors(view, view.baseline.num_iterations))
 

@@ -23,9 +23,9 @@ from gpuenergyd_policies.setting_measurements import (
     energy_at_full_speed,
     is_current,
     measured_points,
-    profiled_settings,
     setting_being_measured,
     setting_measurements,
+    tried_settings,
 )
 from gpuenergyd_policies.setting_search import (
     ADVISED_SLOWDOWNS,
@@ -105,7 +105,7 @@ def _plan_to_know_full_speed(view: JobView, top: Setting, goal: Goal) -> ClockPl
 
 def _measuring(view: JobView, setting: Setting, goal: Goal) -> ClockPlan:
     reason = f"measuring {setting} on all GPUs"
-    return setting_plan(view, setting, PlanPurpose.PROFILE, policy=goal.policy, reason=reason)
+    return setting_plan(view, setting, PlanPurpose.TRIAL, policy=goal.policy, reason=reason)
 
 
 def _next_to_measure(view: JobView, search: SettingSearch, points: Mapping[Setting, MeasuredPoint]) -> Setting | None:
@@ -113,7 +113,7 @@ def _next_to_measure(view: JobView, search: SettingSearch, points: Mapping[Setti
 
     That is the one being measured, then those that may be best, then those that tell what more slowdown would save.
     """
-    tried = profiled_settings(view) | points.keys()
+    tried = tried_settings(view) | points.keys()
     setting = setting_being_measured(view) or search.next_setting(tried)
     if setting is None and search.longest_ratio < 1 + max(ADVISED_SLOWDOWNS):
         setting = most_telling_setting(view, search.curves, tried)
@@ -121,7 +121,7 @@ def _next_to_measure(view: JobView, search: SettingSearch, points: Mapping[Setti
 
 
 def _decided_plan(view: JobView, longest_ratio: float) -> ClockPlan | None:
-    """Return the last plan that was decided for this permitted time since profiling began; None if there is none."""
+    """Return the last plan that was decided for this permitted time since trials began; None if there is none."""
     for plan in reversed(view.issued_plans):
         decided_for = plan.figure(_LONGEST)
         if decided_for is None or not is_current(view, plan):
@@ -157,10 +157,10 @@ def plan_without_slowdown(view: JobView, reason: str) -> ClockPlan:
     points = measured_points(view, settings)
     curves = curves_of(view, settings, points)
     if decided is None:
-        setting = setting_being_measured(view) or most_telling_setting(view, curves, profiled_settings(view))
+        setting = setting_being_measured(view) or most_telling_setting(view, curves, tried_settings(view))
         if setting is not None:
             why = f"measuring what a permitted slowdown would save: {setting} for a few iterations"
-            return setting_plan(view, setting, PlanPurpose.PROFILE, policy="advice", reason=why)
+            return setting_plan(view, setting, PlanPurpose.TRIAL, policy="advice", reason=why)
     setting = _free_setting(curves, points, None if decided is None else setting_of(decided))
     if setting is None:
         return _decided(plan_at_full_speed(view, reason), 1.0)

@@ -28,10 +28,10 @@ from gpuenergyd_policies.setting_measurements import (
 from gpuenergyd_policies.uniform_settings import Setting
 
 ADVISED_SLOWDOWNS = (0.01, 0.02, 0.05)
-MAX_PROBES, MAX_PROBES_FOR_ADVICE = 7, 6
-"""Settings measured at most, full speed not counted: it is the baseline; those measured for advice leave some. On
-simulated GPUs with hundreds of settings (`benchmarks/runs/cost_policy.py`, 240 searches), a seventh one lowers the cost
-by 0.07 ± 0.02 %, an eighth one by 0.01 ± 0.02 %."""
+MAX_PROBES = 7
+"""Settings measured at most, full speed not counted: it is the baseline. On simulated GPUs with hundreds of settings
+(`benchmarks/runs/cost_policy.py`, 240 searches), a seventh one lowers the cost by 0.07 ± 0.02 %, an eighth one by
+0.01 ± 0.02 %."""
 MOST_LOST_ITERATIONS = 1.0
 """Time that all measurements for advice may lose, in iterations at full speed."""
 WORTHWHILE_RATIO = 0.001
@@ -110,7 +110,7 @@ def most_telling_setting(view: JobView, curves: Curves, tried: Collection[Settin
     That is the variance of the savings which time and energy of the setting explain, over the possible curves. One
     measurement, with as many iterations in which a setting settles, may lose half of the time that is left for all.
     """
-    if len(tried) >= MAX_PROBES_FOR_ADVICE or not can_be_advised(view):
+    if len(tried) >= MAX_PROBES or not can_be_advised(view):
         return None
     most_lost = (MOST_LOST_ITERATIONS - lost_iterations(view)) / 2
     num_curves = len(curves.logs)

@@ -81,18 +81,18 @@ def test_other_ranks_print_nothing(daemon: FakeDaemon, capsys: pytest.CaptureFix
 
 
 def test_a_job_that_ended_early_is_announced_once(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
-    daemon.ended_message = "ended while profiling, after 20 iterations"
+    daemon.ended_message = "ended while trying settings, after 20 iterations"
     printed = ""
 
     def has_ended() -> bool:
         nonlocal printed
         printed += capsys.readouterr().err
-        return "while profiling" in printed
+        return "while trying settings" in printed
 
     run_rank(daemon)
     wait_until(has_ended)
 
-    assert printed.splitlines()[-1] == "gpuenergyd: job gpt (job-1) ended while profiling, after 20 iterations"
+    assert printed.splitlines()[-1] == "gpuenergyd: job gpt (job-1) ended while trying settings, after 20 iterations"
 
 
 class IdleTimer(HostRecorder):

@@ -31,7 +31,7 @@ def test_a_job_that_waits_for_the_compilation_says_so(tmp_path: Path, capsys: py
         )
         assert run(["status", "--socket", str(daemon.socket_path)]) == 0
         shown = " ".join(capsys.readouterr().out.split())
-        daemon.wait_for_phase("profiling", "tuned", timeout_s=600)
+        daemon.wait_for_phase("trial", "tuned", timeout_s=600)
         host = daemon.status()["policy_host"]
         daemon.stop()
         log = daemon.log

@@ -35,7 +35,7 @@ def wait_until_lowered(daemon: DaemonProcess) -> None:
 @pytest.mark.parametrize(
     ("policy", "first", "kind"),
     [
-        ("uniform", PlanPurpose.PROFILE, WorldKind.KIND),
+        ("uniform", PlanPurpose.TRIAL, WorldKind.KIND),
         *thorough(("bubble-aware", PlanPurpose.TUNED, WorldKind.UNKIND)),
     ],
 )
@@ -67,6 +67,7 @@ def test_a_job_runs_from_registration_to_report(
     assert "released" in summary.end_reason
     assert summary.num_iterations == len(iterations) >= 3 + 3  # at least three for the baseline
     assert summary.num_baseline_iterations >= 3
+    assert summary.num_profile_iterations == 0
     assert summary.baseline_energy_j is not None
     assert (ended["baseline_time_s"], ended["baseline_energy_j"]) == (
         summary.baseline_time_s,
@@ -215,7 +216,7 @@ def test_a_killed_worker_is_restarted_clocks_restored_and_the_job_tuned_again(tm
         wait_until(daemon.is_as_found)
         job = daemon.job()
         assert job is not None
-        assert job["phase"] in {"fallback", "profiling", "tuned"}
+        assert job["phase"] in {"fallback", "trial", "tuned"}
         wait_until_lowered(daemon)
         status = daemon.status()
         assert status["worker"]["num_restarts"] == 1
@@ -238,14 +239,14 @@ def test_a_hung_worker_is_restarted_and_the_clocks_restored(tmp_path: Path) -> N
 @pytest.mark.kill
 def test_a_killed_policy_host_only_delays_the_job(tmp_path: Path) -> None:
     with running_daemon(tmp_path, kind=WorldKind.KIND) as daemon, training(daemon, arguments=UNIFORM):
-        daemon.wait_for_phase("profiling", "tuned")
+        daemon.wait_for_phase("trial", "tuned")
         first = daemon.status()["policy_host"]["pid"]
         assert "tests.support.fork_server" in command_of(first)
 
         os.kill(first, signal.SIGKILL)
 
         wait_until(lambda: daemon.status()["policy_host"]["num_restarts"] == 1)
-        assert daemon.wait_for_phase("profiling", "tuned")["num_ranks"] == 4
+        assert daemon.wait_for_phase("trial", "tuned")["num_ranks"] == 4
         wait_until(lambda: daemon.status()["policy_host"]["pid"] is not None)
         assert "gpuenergyd.daemon.processes.policy_host" in command_of(daemon.status()["policy_host"]["pid"])
 

@@ -28,7 +28,7 @@ def lost_iterations(run: VirtualTraining) -> float:
     """Return the time that iterations under plans took beyond full speed, in iterations."""
     assert run.job.baseline is not None
     baseline_s = run.job.baseline.iteration_time_s
-    plans = {plan.plan_id for plan in run.job.knowledge.plans.kept if plan.purpose is PlanPurpose.PROFILE}
+    plans = {plan.plan_id for plan in run.job.knowledge.plans.kept if plan.purpose is PlanPurpose.TRIAL}
     return sum(max(0.0, seen.own_time_s / baseline_s - 1) for seen in run.job.observations if seen.plan_id in plans)
 
 
@@ -96,7 +96,7 @@ def test_power_limits_are_tried_where_clocks_may_not_be_set() -> None:
     )
     run.run(TRIED)
 
-    tried = [plan for plan in run.job.knowledge.plans.kept if plan.purpose is PlanPurpose.PROFILE]
+    tried = [plan for plan in run.job.knowledge.plans.kept if plan.purpose is PlanPurpose.TRIAL]
     assert tried
     assert all(plan.power_limits_w and not plan.sets_clocks for plan in tried)
     assert 0 <= lost_iterations(run) < MOST_LOST_ITERATIONS + 0.2

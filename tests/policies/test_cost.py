@@ -72,7 +72,7 @@ class _Loop:
         for _ in range(60):
             plan = policy.next_plan(self.view())
             check_plan(plan, LOOP, [CLOCKS_MHZ], [LIMITS_W])
-            if plan.purpose is not PlanPurpose.PROFILE:
+            if plan.purpose is not PlanPurpose.TRIAL:
                 return plan
             if not self.plans or self.plans[-1].plan_id != plan.plan_id:
                 self.plans.append(plan)

@@ -85,7 +85,7 @@ def test_the_least_cost_is_found_within_the_permitted_slowdown(
 
     objective = replace(objective_of(options), max_power_w=work.gpu.default_power_limit_w)
     plans = run.job.knowledge.plans.kept
-    assert len({plan.plan_id for plan in plans if plan.purpose is PlanPurpose.PROFILE}) <= MAX_PROBES
+    assert len({plan.plan_id for plan in plans if plan.purpose is PlanPurpose.TRIAL}) <= MAX_PROBES
     tuned = [plan for plan in plans if plan.purpose is PlanPurpose.TUNED]
     full = work.gpu.supported_sm_clocks_mhz[0]
     slowdown, cost = _at(work, _clock_under(work, tuned[-1]) if tuned else full, objective)

@@ -45,7 +45,7 @@ def test_every_gpu_gets_the_limit_and_no_other_plan_is_tried(levers: frozenset[L
     plan = run.job.current_plan
     assert run.job.phase is JobPhase.TUNED
     assert dict(plan.power_limits_w) == {0: limit_w}
-    assert run.job.knowledge.num_iterations_for[PlanPurpose.PROFILE] == 0
+    assert run.job.knowledge.num_iterations_for[PlanPurpose.TRIAL] == 0
     estimate = run.job.estimate()
     assert estimate is not None
     assert estimate.saving is not None

@@ -49,7 +49,7 @@ def test_a_profile_that_saves_within_the_permitted_slowdown_is_kept(levers: froz
     assert run.job.phase is JobPhase.TUNED
     assert dict(run.job.current_plan.power_profiles) == {0: SAVES}
     assert run.job.current_plan.sets_clocks is (Lever.CLOCKS in levers)
-    assert run.job.knowledge.num_iterations_for[PlanPurpose.PROFILE] == 0
+    assert run.job.knowledge.num_iterations_for[PlanPurpose.TRIAL] == 0
     assert "as given: saves " in run.job.phase_reason
     estimate = run.job.estimate()
     assert estimate is not None

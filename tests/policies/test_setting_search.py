@@ -8,7 +8,7 @@ from gpuenergyd.core.policy_api.testing import job_view
 from gpuenergyd_policies.setting_curves import FloatArray, LoopAtFullSpeed, possible_curves
 from gpuenergyd_policies.setting_measurements import ITERATIONS_PER_SETTING
 from gpuenergyd_policies.setting_search import (
-    MAX_PROBES_FOR_ADVICE,
+    MAX_PROBES,
     MOST_LOST_ITERATIONS,
     SettingSearch,
     most_telling_setting,
@@ -46,4 +46,4 @@ def test_a_setting_is_measured_for_advice_if_it_loses_little_of_the_time_that_is
     assert setting is not None
     expected_slowdown = CURVES.times[:, CLOCKS.index(setting)].mean() - 1
     assert 0 < 2 * ITERATIONS_PER_SETTING * expected_slowdown <= MOST_LOST_ITERATIONS / 2
-    assert most_telling_setting(view, CURVES, CLOCKS[:MAX_PROBES_FOR_ADVICE]) is None
+    assert most_telling_setting(view, CURVES, CLOCKS[:MAX_PROBES]) is None

@@ -78,7 +78,7 @@ class _Job:
 def _run_until_tuned(job: _Job) -> ClockPlan:
     for _ in range(50):
         plan = Uniform().next_plan(job.view())
-        if plan.purpose is not PlanPurpose.PROFILE:
+        if plan.purpose is not PlanPurpose.TRIAL:
             return plan
         check_plan(plan, SCHEDULE, [CLOCKS_MHZ, CLOCKS_MHZ])
         job.run(plan)
@@ -134,7 +134,7 @@ def test_uniform_takes_the_baseline_for_the_highest_clock_instead_of_measuring_i
 
 def test_a_disturbed_iteration_does_not_make_a_clock_too_slow_for_uniform() -> None:
     job = _Job(max_slowdown_ratio=0.25)
-    while (plan := Uniform().next_plan(job.view())).purpose is PlanPurpose.PROFILE:
+    while (plan := Uniform().next_plan(job.view())).purpose is PlanPurpose.TRIAL:
         for delay_s in (3.0, 0.0, 2.0):
             job.run(plan, delay_s=delay_s)
 
@@ -251,7 +251,7 @@ def test_a_batch_that_grows_while_clocks_are_measured_makes_no_plan_too_slow() -
         one_forward_one_backward(4, 4), a100_stages((1.0, 0.85, 0.9, 1.2)), Uniform(), max_slowdown_ratio=0.02, seed=1
     )
     run.run(20)
-    assert run.job.phase is JobPhase.PROFILING
+    assert run.job.phase is JobPhase.TRIAL
     run.change_schedule(one_forward_one_backward(4, 16))
 
     run.run(60)

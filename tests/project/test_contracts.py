@@ -59,13 +59,13 @@ REPORT_BY_JOB = {
         " measured_intensity_ratio num_baseline_iterations num_iterations num_measured_iterations"
         " num_compared_baseline_iterations num_compared_tuned_iterations num_experiments"
         " num_measured_profile_iterations num_microbatches num_profile_iterations num_ranks num_targets"
-        " num_tuned_iterations outcome outcome_reason policy predicted_energy_j predicted_iteration_time_s"
-        " predicted_saving_basis predicted_saving_high_ratio predicted_saving_low_ratio"
+        " num_trial_iterations num_tuned_iterations outcome outcome_reason policy predicted_energy_j"
+        " predicted_iteration_time_s predicted_saving_basis predicted_saving_high_ratio predicted_saving_low_ratio"
         " predicted_saving_ratio price_per_kwh priced_energy_j profile_energy_j"
         " profiling_cost_j profiling_slowdown_ratio run_key saved_by_frontier_g saved_by_plan_g saved_by_timing_g"
         " saved_energy_j saving_high_ratio saving_low_ratio saving_ratio schedule_name since_iteration"
         " slowdown_high_ratio slowdown_low_ratio slowdown_ratio slurm_job_id started_at tags total_slowdown_ratio"
-        " tuned_carbon_g uid unpriced_energy_j user"
+        " trial_cost_j trial_energy_j trial_slowdown_ratio tuned_carbon_g uid unpriced_energy_j user"
     ),
     "jobs.tags": "git_commit slurm_job_id user",
 }
@@ -147,7 +147,8 @@ STATUS = {
         " is_given_up is_observing is_pipeline_member is_saving_significant is_suspended iteration_time_s"
         " job_id job_name last_notice last_notice_iterations_ago last_report_age_s lower_bound_j"
         " max_slowdown_ratio max_slowdown_source num_baseline_iterations num_faults num_iterations"
-        " num_iterations_of_plan num_microbatches num_profile_iterations num_ranks num_stage_ranks num_tuned_iterations"
+        " num_iterations_of_plan num_microbatches num_profile_iterations num_ranks num_stage_ranks num_trial_iterations"
+        " num_tuned_iterations"
         " captured order order_advice order_held_microbatches order_refusal order_saving_ratio own_order_saving_ratio"
         " plain_order_saving_ratio"
         " outcome outcome_reason own_time_s phase phase_reason pipeline pipeline_refusal plan_energy_j plan_id"

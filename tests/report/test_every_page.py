@@ -78,7 +78,7 @@ def test_the_live_page_leads_with_the_watts_saved_now_and_names_the_job_of_each_
         assert "no slower" in jobs
         ended = str(await page.evaluate(text.format("ended-jobs")))
         assert ended.startswith("bert ended ")
-        assert ended.endswith(" s ago: while profiling, after 21 iterations")
+        assert ended.endswith(" s ago: while trying settings, after 21 iterations")
         owners = "[...document.querySelectorAll('#gpus td.job-name')].map((cell) => cell.textContent)"
         assert await page.evaluate(owners) == ["gpt-2.6b"] * 4 + ["llama-ddp"] * 2 + ["resnet", "idle"]
         await page.open(urls["live-no-daemon"], width=1280)

@@ -75,7 +75,7 @@ def _iterations(job_id: str) -> Iterator[Record]:
     """Yield half a minute of each minute but ten in the middle: regular, disturbed, profiling, some without energy."""
     _, first, last = JOBS[job_id]
     for k, minute in enumerate(minute for minute in range(first, last) if not first + 20 <= minute < first + 30):
-        purpose = PlanPurpose.BASELINE if k < 10 else PlanPurpose.PROFILE if k < 14 else PlanPurpose.TUNED
+        purpose = PlanPurpose.BASELINE if k < 10 else PlanPurpose.TRIAL if k < 14 else PlanPurpose.TUNED
         energy_j = None if k % 9 == 8 or job_id == "dark-1" else (5000.0 if k < 10 else 4300.0) + 7 * (k % 5)
         at, plan_id = _minute(minute), f"{purpose}-1"
         yield IterationRecord(job_id, k, at, 30.0 + 0.1 * (k % 3), energy_j, plan_id, purpose, is_regular=k % 7 != 6)

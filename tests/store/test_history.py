@@ -61,7 +61,7 @@ def iteration(
 
 
 def test_a_summary_compares_a_job_with_its_own_baseline(writer: HistoryWriter, place: str) -> None:
-    profile = ClockPlan("try-1", PlanPurpose.PROFILE)
+    trial, profile = ClockPlan("try-1", PlanPurpose.TRIAL), ClockPlan("try-0", PlanPurpose.PROFILE)
     writer.write(job())
     writer.write(RankRecord("j1", 1, "GPU-b", "A100", 11, 1000, START))
     writer.write(RankRecord("j1", 0, "GPU-a", "A100", 10, 1000, START))
@@ -70,6 +70,7 @@ def test_a_summary_compares_a_job_with_its_own_baseline(writer: HistoryWriter, p
     for record in (
         iteration(0, time_s=9.0, is_regular=False),
         *(iteration(i, time_s=1.0 + 0.1 * (i - 2)) for i in (1, 2, 3)),
+        iteration(4, time_s=1.5, energy_j=85.0, plan=trial),
         iteration(5, time_s=1.4, energy_j=90.0, plan=profile),
         *(iteration(i, time_s=1.01, energy_j=80.0 + i - 7, plan=TUNED) for i in (6, 7, 8)),
         iteration(9, time_s=1.01, energy_j=None, plan=TUNED),
@@ -83,12 +84,13 @@ def test_a_summary_compares_a_job_with_its_own_baseline(writer: HistoryWriter, p
 
     assert (summary.job_name, summary.end_reason, summary.gpu_uuids) == ("gpt", "released", ("GPU-a", "GPU-b"))
     assert summary.duration_s == 12
-    assert (summary.num_iterations, summary.num_measured_iterations) == (9, 7)
-    assert summary.energy_j == pytest.approx(300 + 90 + 240)
+    assert (summary.num_iterations, summary.num_measured_iterations) == (10, 8)
+    assert summary.energy_j == pytest.approx(300 + 85 + 90 + 240)
     assert (summary.num_baseline_iterations, summary.baseline_time_s, summary.baseline_energy_j) == (3, 1.0, 100.0)
     assert (summary.num_tuned_iterations, summary.iteration_time_s) == (4, 1.01)
     assert summary.energy_per_iteration_j == 80.0
     assert (summary.num_profile_iterations, summary.profile_energy_j) == (1, 90.0)
+    assert (summary.num_trial_iterations, summary.trial_energy_j) == (1, 85.0)
     assert (summary.saving_ratio, summary.slowdown_ratio) == (None, None)  # no block at full speed after the plan
     assert (summary.predicted_iteration_time_s, summary.predicted_energy_j, summary.lower_bound_j) == (1.0, 80.0, 79.5)
 

@@ -73,7 +73,7 @@ def plan(
     return ClockPlan(name, purpose, ranks, predicted, reason=f"why {name}", figures=(("own", 7.0),))
 
 
-PROFILING = PlanPurpose.PROFILE
+TRIAL = PlanPurpose.TRIAL
 
 
 class JobRun:

@@ -34,7 +34,7 @@ TUNED = ClockPlan(
     reason="slack on 3 of 4 ranks",
 )
 TAGS = (("git_commit", "0123456789abcdef" * 2 + "01234567"), ("slurm_job_id", "4711"), ("user", "ada"))
-PROFILE = ClockPlan(plan_id="try-1", purpose=PlanPurpose.PROFILE)
+PROFILE = ClockPlan(plan_id="try-1", purpose=PlanPurpose.TRIAL)
 
 
 def spans(*, is_tuned: bool) -> tuple[ObservedSpan, ...]:

@@ -28,7 +28,7 @@ def sample_status(elapsed_s: float = 0.0) -> dict[str, Any]:
             "llama-ddp", "tuned", "1365 MHz within the permitted slowdown", num_ranks=2, num_iterations=612,
             saving=(0.006, -0.003, 0.015), slowdown=(0.008, 0.003, 0.013), max_slowdown=0.01,
         ),
-        _job("resnet", "profiling", "trying 1230 MHz", num_ranks=1, num_iterations=37),
+        _job("resnet", "trial", "trying 1230 MHz", num_ranks=1, num_iterations=37),
     ]  # fmt: skip
     owners = [0, 0, 0, 0, 1, 1, 2, None]
     gpus = [
@@ -68,8 +68,8 @@ def sample_status(elapsed_s: float = 0.0) -> dict[str, Any]:
                 "job_name": "bert",
                 "ended_age_s": 95.0 + elapsed_s,
                 "outcome": "too_early",
-                "outcome_reason": "ended while profiling, after 21 iterations",
-                "summary": "ended while profiling, after 21 iterations",
+                "outcome_reason": "ended while trying settings, after 21 iterations",
+                "summary": "ended while trying settings, after 21 iterations",
             }
         ],
         "carbon": None,
@@ -115,7 +115,8 @@ def _job(
         "iteration_time_s": _BASELINE_S * (1 + slowdown[0]) if slowdown else None,
         "energy_j": baseline_j * (1 - saving[0]) if saving else None,
         "num_tuned_iterations": num_iterations - 120 if saving else 0,
-        "num_profile_iterations": 24,
+        "num_profile_iterations": 0,
+        "num_trial_iterations": 24,
         "saving_ratio": estimate(saving),
         "saving_interval": saving[1:] if saving else None,
         "slowdown_ratio": estimate(slowdown),

@@ -64,5 +64,5 @@ def test_replays_of_a_captured_schedule_are_the_jobs_iterations(tmp_path: Path) 
     # Times are real: on a busy host the guard may end a plan. Any other reason to fall back is an error.
     phase, reason = job["phase"], job["phase_reason"]
     is_ended_by_guard = phase == "fallback" and re.fullmatch(r"plan .* takes .* are allowed", reason)
-    assert phase in {"baseline", "profiling", "tuned"} or is_ended_by_guard, reason
+    assert phase in {"baseline", "trial", "tuned"} or is_ended_by_guard, reason
     assert all(rank["num_errors"] == 0 for rank in ranks)

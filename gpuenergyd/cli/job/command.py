@@ -79,7 +79,7 @@ def pause(*, name: JobArgument, socket: SocketOption = None, as_json: JsonOption
 def resume(*, name: JobArgument, socket: SocketOption = None, as_json: JsonOption = False) -> int:
     """Plan a paused job again.
 
-    What was profiled before still counts if full speed has not changed. For administrators and the user of the job.
+    What was measured before still counts if full speed has not changed. For administrators and the user of the job.
 
     Examples:
         gpuenergyd job resume gpt

@@ -20,7 +20,7 @@ from statistics import mean, median
 
 from gpuenergyd.core.measurement.observation import InstructionSample, IterationObservation
 from gpuenergyd.core.pipeline.graph import DependencyGraph, InstructionClass
-from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.pipeline.plan import TRIALS, PlanPurpose
 from gpuenergyd.core.pipeline.timeline import makespan_s
 
 _USUAL_SHARE = 5
@@ -177,9 +177,9 @@ class PaceEstimator:
             observed = replace(
                 observation, waited_s=waited_s if is_wait else 0.0, is_at_straggler_pace=is_at_straggler_pace
             )
-            if purpose is not PlanPurpose.PROFILE:  # the slowness of its clocks is still being learned
+            if purpose not in TRIALS:  # the slowness of its clocks is still being learned
                 self._estimate(samples, graph, usual_s)
-        if purpose in {PlanPurpose.PROFILE, PlanPurpose.TUNED}:
+        if purpose in {*TRIALS, PlanPurpose.TUNED}:
             # Last, so that no sample is scaled by its own slowness.
             self._slowness.learn(samples)
         return observed

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from gpuenergyd.core.measurement.observation import IterationObservation
-from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.pipeline.plan import TRIALS, PlanPurpose
 
 _WAITING_KEPT, _FOLLOWING_KEPT = 8, 64
 _SAME_PACE_RATIO = 0.03
@@ -59,7 +59,7 @@ class StragglerSavingEstimator:
         ratio is the slowdown that following iterations may have beyond the straggler's pace.
         """
         energy_j = observation.energy_j
-        if energy_j is None or purpose is None or purpose is PlanPurpose.PROFILE:
+        if energy_j is None or purpose is None or purpose in TRIALS:
             return
         figure = (observation.iteration_time_s, energy_j)
         if is_plan_for_straggler:

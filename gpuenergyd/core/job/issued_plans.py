@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from gpuenergyd.core.job.messages import SendPlan
-from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, ClockPlan, PlanPurpose, baseline_plan
+from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, TRIALS, ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.pipeline.reorder import Orders
 
 PROOF_PLAN_ID = "proof"
@@ -220,7 +220,7 @@ class IssuedPlans:
         free = [i for i, plan in enumerate(self.kept) if num_times[plan.plan_id] > 1 or plan.plan_id not in needed]
         if not free:
             return
-        profiled_last = sorted(free, key=lambda i: self.kept[i].purpose is PlanPurpose.PROFILE)
+        profiled_last = sorted(free, key=lambda i: self.kept[i].purpose in TRIALS)
         dropped = self.kept.pop(profiled_last[0])
         self.num_dropped[dropped.purpose] = self.num_dropped.get(dropped.purpose, 0) + 1
         if num_times[dropped.plan_id] == 1:

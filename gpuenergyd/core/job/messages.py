@@ -24,8 +24,8 @@ class JobPhase(StrEnum):
     """First iterations, which are not measured."""
     BASELINE = "baseline"
     """Full-speed iterations that all savings refer to."""
-    PROFILING = "profiling"
-    """The policy measures other clocks."""
+    TRIAL = "trial"
+    """The policy tries settings, or waits until the time account can pay it."""
     TUNED = "tuned"
     """A plan of the policy is in force."""
     FALLBACK = "fallback"
@@ -34,6 +34,11 @@ class JobPhase(StrEnum):
     """At full speed by an operator's order, until the job is resumed."""
     ENDED = "ended"
     """A rank was released or lost: the job handles no more events."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> "JobPhase | None":
+        """Return the phase that versions up to 0.3 called profiling, for jobs that they hand over."""
+        return cls.TRIAL if value == "profiling" else None
 
 
 # --- events -------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ _UNDER_WAY = {
     JobPhase.JOINING: "waiting for ranks",
     JobPhase.WARMUP: "warming up",
     JobPhase.BASELINE: "measuring the baseline",
-    JobPhase.PROFILING: "profiling",
+    JobPhase.TRIAL: "trying settings",
 }
 
 
@@ -116,8 +116,8 @@ def _find_outcome(job: Job, *, is_member: bool, is_observing: bool, waits_for: s
         return Outcome(OutcomeKind.TOO_EARLY, f"no iteration of the first plan was measured{before}")
     is_asked = phase is JobPhase.BASELINE and job.control.question.is_open
     doing = (waits_for or "waiting for the policy's plan") if is_asked else _UNDER_WAY[phase]
-    if phase is JobPhase.PROFILING and (waiting := _waiting_text(job)):
-        doing = f"profiling: {waiting}"
+    if phase is JobPhase.TRIAL and (waiting := _waiting_text(job)):
+        doing = f"trying settings: {waiting}"
     since = f"{doing}, after {count_text(job.num_iterations, 'iteration')}{before}"
     return Outcome(OutcomeKind.TOO_EARLY, f"ended while {since}" if job.is_ended else since)
 

@@ -16,12 +16,18 @@ class PlanPurpose(StrEnum):
 
     BASELINE = "baseline"
     """Full speed: the reference of all savings."""
+    TRIAL = "trial"
+    """Runs a slower setting or another order for a few iterations, to measure what it would save."""
     PROFILE = "profile"
-    """Runs other clocks to measure their time and energy."""
+    """The same in histories and policies of versions up to 0.3."""
     TUNED = "tuned"
     """Saves energy within the target iteration time."""
     PREDICTED = "predicted"
     """Never applied: a policy's predicted plan for a job whose clocks may not be set."""
+
+
+TRIALS = frozenset({PlanPurpose.TRIAL, PlanPurpose.PROFILE})
+"""Purposes of plans whose iterations neither save nor are what savings refer to."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,8 +235,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
     job = runner.job
     plan, predicted = job.current_plan, job.current_plan.predicted
     measured = job.knowledge.measured_under(plan.plan_id)
-    registration = daemon.jobs.registration(runner.job_id)
-    outcome = runner.outcome()
+    registration, outcome = daemon.jobs.registration(runner.job_id), runner.outcome()
     saved_w = _saved_power_w(runner)
     sessions = daemon.jobs.sessions.of_job(runner.job_id)
     return {
@@ -274,6 +273,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "watts_saved": saved_w.estimate if saved_w else None,
         "watts_saved_interval": _bounds(saved_w),
         "num_iterations_of_plan": measured.num_iterations,
+        "num_trial_iterations": job.knowledge.num_iterations_for[PlanPurpose.TRIAL],
         "num_profile_iterations": job.knowledge.num_iterations_for[PlanPurpose.PROFILE],
         **account_fields(job.account),
         "max_slowdown_ratio": job.target.max_slowdown_ratio,

@@ -12,7 +12,7 @@ from gpuenergyd.core.carbon.account import WorkSlot
 from gpuenergyd.core.carbon.slowdown_account import SlowdownAccount
 from gpuenergyd.core.carbon.training_excess import OtherPlansExcess, PlanExcess
 from gpuenergyd.core.measurement.observation import IterationObservation
-from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.pipeline.plan import TRIALS, PlanPurpose
 from gpuenergyd.core.policy_api.policy import BaselineView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.core.policy_api.target_policy import TargetDecision
@@ -101,7 +101,7 @@ class JobAccount:
                     full_s + excess_s,
                     full_speed_time_s=full_s,
                     permitted_time_s=permitted_s,
-                    is_profiled=own_purpose is PlanPurpose.PROFILE,
+                    is_profiled=own_purpose in TRIALS,
                     settling_iterations=settling_iterations,
                 )
             self.account.excess_s += self._others_excess.iteration(

@@ -135,7 +135,7 @@ def profiling_refusal(account: SlowdownAccount, budget: JobBudget, full_speed_ti
         return None
     left = max(0.0, free_s / full_speed_time_s)
     return (
-        f"not profiled: the job is too short; profiling costs the time of {count_text(cost, 'iteration')}"
+        f"no trials: the job is too short; trials cost the time of {count_text(cost, 'iteration')}"
         f" and the budget of {100 * allowance.budget_ratio:g} % leaves {left:.1f} ({budget.basis})"
     )
 

@@ -17,7 +17,7 @@ from gpuenergyd.core.carbon.intensity import HOUR, CarbonForecast, IntensityBasi
 from gpuenergyd.core.carbon.slowdown_account import SlowdownAccount
 from gpuenergyd.core.job.messages import JobPhase, ProfilingPermissionChanged, TargetChanged
 from gpuenergyd.core.measurement.observation import IterationObservation
-from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.pipeline.plan import TRIALS, PlanPurpose
 from gpuenergyd.core.policy_api.policy import BaselineView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.core.policy_api.target_policy import TargetDecision
@@ -86,9 +86,7 @@ class CarbonTargets:
         job.record_energy(observation, purpose, self._grid.hour_of(begun_at))
         budget = self._budget(runner, job, baseline)
         if runner.job.phase is not JobPhase.TUNED:
-            self._check_profiling_cost(
-                runner, job, budget, baseline, observation if purpose is PlanPurpose.PROFILE else None
-            )
+            self._check_profiling_cost(runner, job, budget, baseline, observation if purpose in TRIALS else None)
         if job.decision is None or job.is_following:
             return
         if is_overdrawing(job.account, budget, target, baseline.iteration_time_s):
@@ -113,10 +111,10 @@ class CarbonTargets:
             refusal = profiling_refusal(job.account, budget, full_s)
         elif (
             profiled is not None
-            and runner.job.phase is JobPhase.PROFILING
+            and runner.job.phase is JobPhase.TRIAL
             and is_unaffordable(job.account, budget, profiled.iteration_time_s, full_s)
         ):
-            refusal = f"profiling paused: {job.slowdown_text}, and continuing would exceed the budget"
+            refusal = f"trials paused: {job.slowdown_text}, and continuing would exceed the budget"
         if refusal != job.profiling_refusal:
             job.profiling_refusal = refusal
             job.num_full_speed_orders += refusal is not None and profiled is not None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpuenergyd.core.job.messages import Event, PlanDecided, PolicyFailed
-from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, baseline_plan
+from gpuenergyd.core.pipeline.plan import TRIALS, ClockPlan, PlanPurpose, baseline_plan
 from gpuenergyd.core.policy_api.policy import JobView, Lever
 from gpuenergyd.daemon.gpus.inventory import utc_at
 from gpuenergyd.daemon.ports import HistoryPort, PolicyPort
@@ -207,7 +207,7 @@ class PredictionOnly:
     def show(self, answer: ClockPlan | PolicyFailure) -> None:
         if isinstance(answer, PolicyFailure):
             self.plan = baseline_plan("predicted", reason=f"policy {self.policy()} failed: {answer.reason}")
-        elif answer.purpose is PlanPurpose.PROFILE:
+        elif answer.purpose in TRIALS:
             self.plan = baseline_plan(
                 "predicted", reason=f"policy {self.policy()} cannot predict without trying clocks"
             )

@@ -253,7 +253,7 @@ class JobRunner:
     def post_plan(self, plan: ClockPlan) -> None:
         """Follow the leader's plan: at once if this member follows plans now, else when it asks for one."""
         assert isinstance(self.plans, PostedPlans)
-        self.plans.post(plan, is_followed=self.job.phase in {JobPhase.PROFILING, JobPhase.TUNED})
+        self.plans.post(plan, is_followed=self.job.phase in {JobPhase.TRIAL, JobPhase.TUNED})
 
     def microbatches_changed(self, event: RankChangedMicrobatches) -> None:
         """Follow a rank with another number of microbatches; a member's plan was for the order before.

@@ -216,8 +216,8 @@ def _job_lines(job: Status, width: int | None) -> list[Text]:
         first = Text.assemble(name, result_text(job, detail=ResultDetail.NO_INTERVAL))
     if is_too_narrow and (interval := job.get("saving_interval")):
         iterations = f"95 %: {saving_span_text(interval).removesuffix(' energy')}; {iterations}"
-    elif job["num_profile_iterations"]:
-        iterations += f", {job['num_profile_iterations']} profiled"
+    elif job.get("num_trial_iterations"):
+        iterations += f", {job['num_trial_iterations']} in trials"
     why = job["plan_reason"] or job.get("phase_reason") or MISSING
     return [first, Text(f"  {iterations}; {why}", style="dim")]
 

@@ -154,7 +154,7 @@ def _count(number: int | None) -> str:
 
 
 def _result_lines(report: JobReport) -> list[str]:
-    """Return savings, the plan in force and the cost of profiling."""
+    """Return savings, the plan in force and the cost of trials."""
     job = report.summary
     reason = no_saving_reason(job)
     texts = (headline(report), evidence(report), f"no saving: {reason}" if reason else "")
@@ -175,13 +175,7 @@ def _result_lines(report: JobReport) -> list[str]:
         lines.append(f"with more slowdown: {report.slowdown_advice}")
     if cost := time_cost(job):
         lines.append(f"cost so far: {cost}")
-    if report.profiling_cost_j is not None and report.profiling_cost_j > 0.0:
-        lines.append(
-            f"profiling: {count_text(job.num_profile_iterations, 'iteration')} used"
-            f" {energy_text(report.profiling_cost_j)} more than"
-            " the same number of baseline iterations"
-        )
-    return lines
+    return [*lines, *report.cost_lines]
 
 
 def _plan_saving_text(plan: PlanInForce) -> str:

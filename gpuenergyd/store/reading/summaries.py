@@ -69,6 +69,9 @@ class JobSummary:
     """Ends of its interval; None if the policy gives none, or a version up to 0.3 recorded it."""
     predicted_saving_basis: str | None = None
     num_measured_profile_iterations: int = 0
+    num_trial_iterations: int = 0
+    trial_energy_j: float | None = None
+    """None unless the energy of each is known."""
     since_iteration: int = 0
     """The first iteration of the estimate: earlier ones ran before the job changed."""
     num_compared_baseline_iterations: int | None = None
@@ -148,6 +151,7 @@ def job_summary(job: Row, inputs: SummaryInputs, time_range: TimeRange = ALL_TIM
     else:
         estimate = _computed_estimate(at_full_speed, under_plan)
     profiled = [each for each in in_range if each.purpose is PlanPurpose.PROFILE]
+    tried = [each for each in in_range if each.purpose is PlanPurpose.TRIAL]
     last_plan = inputs.tuned_plan
     prediction = inputs.predicted_plan if not tuned.num_iterations else None
     predicted_saving_ratio = prediction.predicted_saving_ratio if prediction is not None else None
@@ -181,6 +185,12 @@ def job_summary(job: Row, inputs: SummaryInputs, time_range: TimeRange = ALL_TIM
         predicted_saving_high_ratio=prediction.predicted_saving_high_ratio if prediction is not None else None,
         predicted_saving_basis=prediction.reason if prediction is not None else None,
         num_measured_profile_iterations=sum(each.num_measured for each in profiled),
+        num_trial_iterations=sum(each.num_iterations for each in tried),
+        trial_energy_j=(
+            _sum(each.sum_energy_j for each in tried)
+            if all(each.num_measured == each.num_iterations for each in tried)
+            else None
+        ),
         **estimate,
     )
 

@@ -89,7 +89,7 @@ def summary_inputs(
 def _read_plans(
     reader: Reader, of_jobs: Mapping[str, object], inputs: Mapping[str, SummaryInputs], time_range: TimeRange
 ) -> None:
-    where = {**of_jobs, "purpose <> ?": PlanPurpose.PROFILE}
+    where = {**of_jobs, **reader.in_condition("purpose", (PlanPurpose.TUNED, PlanPurpose.PREDICTED))}
     for row in reader.select(_PLAN_COLUMNS, "plans", where, order_by="job_id, plan_epoch"):
         job = inputs[row.job_id]
         if row.purpose == PlanPurpose.TUNED and (time_range.until is None or row.issued_at < time_range.until):

@@ -160,12 +160,12 @@ def _steps(status: Status, baseline: int, tuned: int) -> list[tuple[str, int, in
         return []
     job = status["jobs"][0]
     phase = job["phase"]
-    counts = {name: job[f"num_{name}_iterations"] or 0 for name in ("baseline", "profile", "tuned")}
+    counts = {name: job[f"num_{name}_iterations"] or 0 for name in ("baseline", "trial", "tuned")}
     is_at_full_speed = phase in {"joining", "warmup", "baseline"}
     is_planning = is_at_full_speed and counts["baseline"] >= baseline
     steps: list[tuple[str, int, int | None, bool]] = [
         ("baseline", min(counts["baseline"], baseline), baseline, is_at_full_speed and not is_planning),
-        ("profiling", counts["profile"], None, phase == "profiling"),
+        ("trials", counts["trial"], None, phase == "trial"),
         ("tuned", min(counts["tuned"], tuned), tuned, phase == "tuned"),
     ]
     if (target := job.get("target")) and target["num_iterations_left"] is not None:  # follows a grid

@@ -80,17 +80,17 @@ class DemoRequest:
         """Return whether the current plan has run long enough, or it makes no sense to wait for that.
 
         That is so if corrections have taken too many iterations, or if a busy host made plans slow so often that the
-        job is profiled again: in a running job that is spread over hundreds of iterations.
+        policy tries settings again: in a running job that is spread over hundreds of iterations.
         """
         if self.grid is not None:
             return self.grid.is_over(job)
         num_tuned = job["num_tuned_iterations"] or 0
-        is_profiled_again = job["phase"] == "profiling" and job["saving_ratio"] is not None
+        tries_again = job["phase"] == "trial" and job["saving_ratio"] is not None
         is_settled = job["plan_purpose"] == "tuned" and job["num_iterations_of_plan"] > self.tuned_iterations
         return (
             is_settled
             or num_tuned >= _MAX_CORRECTIONS_RATIO * self.tuned_iterations
-            or (is_profiled_again and num_tuned >= self.tuned_iterations)
+            or (tries_again and num_tuned >= self.tuned_iterations)
         )
 
     def reason_for_no_plan(self, job: Mapping[str, Any]) -> str | None:

@@ -72,7 +72,7 @@ class Situation:
     @property
     def is_trial(self) -> bool:
         """Whether the newest plan is the trial of another order."""
-        return self.has_order and self.last.purpose is PlanPurpose.PROFILE
+        return self.has_order and self.last.purpose is PlanPurpose.TRIAL
 
     @cached_property
     def slower(self) -> ClockPlan | None:
@@ -82,7 +82,7 @@ class Situation:
     @property
     def is_slower_trial(self) -> bool:
         """Whether the newest plan measures what more slowdown would save."""
-        return self.last.purpose is PlanPurpose.PROFILE and not self.has_order
+        return self.last.purpose is PlanPurpose.TRIAL and not self.has_order
 
     @property
     def is_slower_trial_short(self) -> bool:

@@ -85,7 +85,7 @@ class FittedJob:
     def fitted(self) -> LearnedProfile:
         """The profile learned from iterations at full speed and under plans."""
         view = self.view
-        slower = PlanPurpose.TUNED, PlanPurpose.PROFILE
+        slower = PlanPurpose.TUNED, PlanPurpose.TRIAL
         plans = {plan.plan_id for plan in view.issued_plans if plan.purpose in slower and not plan.orders}
         planned = [o for o in view.observations if o.is_regular and o.is_timed and o.plan_id in plans]
         newest = planned[-TUNING.max_fitted_planned_iterations :]

@@ -109,7 +109,7 @@ class OtherOrder:
 
     @property
     def _num_trials(self) -> int:
-        return sum(plan.purpose is PlanPurpose.PROFILE and bool(plan.orders) for plan in self.view.issued_plans)
+        return sum(plan.purpose is PlanPurpose.TRIAL and bool(plan.orders) for plan in self.view.issued_plans)
 
     def _trial(self) -> ClockPlan:
         """Return a plan at full speed with backwards split in place."""
@@ -121,7 +121,7 @@ class OtherOrder:
             ranks.append(RankClocks(r, (top,) * len(order), constant_clock_changes(order, top)))
         return ClockPlan(
             view.plan_id(f"split-trial-{self._num_trials + 1}"),
-            PlanPurpose.PROFILE,
+            PlanPurpose.TRIAL,
             tuple(ranks),
             reason="measuring input and weight gradients apart, at full speed",
             figures=((Figure.DECIDED_AFTER, view.observations[-1].iteration_index),),

@@ -9,7 +9,7 @@ iterations.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import fmean, median, pstdev
+from statistics import NormalDist, fmean, median, pstdev
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.advice import (
     ADVISED_EVERY,
     ADVISED_EVERY_AT_FIRST,
+    SAVING_QUANTILES,
     advised_slowdowns,
     is_time_to_review,
     with_advice,
@@ -40,12 +41,11 @@ from gpuenergyd_policies.setting_search import ADVISED_SLOWDOWNS, can_be_advised
 
 _ERROR_OF_ADDED = 0.1
 """Standard error of what a further slowdown adds, as a share of it: plans switch clocks late, and keep caution."""
-_INTERVAL_AT_SIGMA = 1.645
 
 
 def with_slowdown_advice(view: JobView, plan: ClockPlan) -> ClockPlan:
     """Return a plan for a loop with advice, where it is time for it."""
-    if plan.purpose is PlanPurpose.PROFILE or not view.can_set_clocks or not can_be_advised(view):
+    if plan.purpose is PlanPurpose.TRIAL or not view.can_set_clocks or not can_be_advised(view):
         return plan
     if view.is_plain_loop:
         return with_advice(view, plan)
@@ -69,7 +69,7 @@ def may_measure_slower(view: JobView) -> bool:
     """
     is_alone = not view.is_plain_loop and view.num_dp_ranks == 1 and can_be_advised(view)
     is_own_pace = view.target == PerformanceTarget(view.target.max_slowdown_ratio) and len(advised_slowdowns(view)) > 0
-    is_measured = any(plan.purpose is PlanPurpose.PROFILE and is_current(view, plan) for plan in view.issued_plans)
+    is_measured = any(plan.purpose is PlanPurpose.TRIAL and is_current(view, plan) for plan in view.issued_plans)
     return view.may_try and is_alone and is_own_pace and not is_measured
 
 
@@ -90,8 +90,8 @@ def slower_plan(outcome: PlanOutcome) -> ClockPlan | None:
     plan = plan_from_model(slower, model, caution_ratio=outcome.caution_ratio, number=outcome.number, why=why)
     if view.affordable_s is not None and _most_extra_s(view, model.profile, plan) > view.affordable_s:
         return None
-    plan_id = view.plan_id(f"advice-{PlanPurpose.PROFILE}-{view.num_issued()}")
-    return replace(plan, plan_id=plan_id, purpose=PlanPurpose.PROFILE)
+    plan_id = view.plan_id(f"advice-{PlanPurpose.TRIAL}-{view.num_issued()}")
+    return replace(plan, plan_id=plan_id, purpose=PlanPurpose.TRIAL)
 
 
 def _most_extra_s(view: JobView, profile: PipelineProfile, plan: ClockPlan) -> float:
@@ -123,7 +123,7 @@ def _advice(
             for own, present_j in zip(profiles, at_present_j, strict=True)
         ]
         spread = max(pstdev(added[1:]), _ERROR_OF_ADDED * abs(fmean(added)))
-        half = _INTERVAL_AT_SIGMA * math.hypot(error, spread)
+        half = NormalDist(0.0, math.hypot(error, spread)).inv_cdf(SAVING_QUANTILES[-1])
         total = saving + added[0]
         found.append(SavingAdvice(ratio, total, total - half, total + half, is_measured=True))
     return tuple(found)

@@ -20,7 +20,6 @@ were seen to stop work for up to some milliseconds, and clocks to take effect up
 _SIGNIFICANT_SIGMAS = 3.0
 _MIN_STALL_RATIO = 0.0005
 """Least stall worth a correction, as a share of the median instruction's time."""
-_MIN_ROWS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +41,10 @@ class CallCost:
 
 
 def call_cost(classes: Sequence[ClassAtFullSpeed], times: Sequence[TimeSeen], of_time: CurveModel) -> CallCost:
-    """Return the cost of calls; none where too few instructions show it."""
+    """Return the cost of calls; none where no instruction shows it."""
     model = CurveModel(of_time.prior, TIME)
     rows = time_rows(classes, times, has_calls=True)
-    if sum(calls is not CallKind.NONE for _, _, calls in rows.rows) < _MIN_ROWS:
+    if all(calls is CallKind.NONE for _, _, calls in rows.rows):
         return CallCost.none()
     seen = time_evidence(classes, rows, model, calls_sigma_s=CALLS_SIGMA_S)
     amounts_s, errors_s = model.amounts(seen.observed, seen.evidence, seen.calls, np.array(CALLS_SIGMA_S))

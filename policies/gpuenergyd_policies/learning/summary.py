@@ -22,8 +22,6 @@ from gpuenergyd_policies.learning.curves import Posterior
 from gpuenergyd_policies.learning.job_curves import FittedCurves
 from gpuenergyd_policies.learning.seen import TimeSeen
 
-_MIN_SHARE = 0.5
-"""Least share of an instruction's time at a clock for the clock to count as tried."""
 _LEAST_TIME_SIGMA, _LEAST_POWER_SIGMA = 0.002, 0.005
 """Errors that iterations have in common, which no number of them removes."""
 _DIGITS = 5
@@ -50,17 +48,16 @@ def summary_of(fitted: FittedCurves, times: Sequence[TimeSeen], gpus: Sequence[G
 
 
 def _tried_clocks(fitted: FittedCurves, times: Sequence[TimeSeen]) -> dict[InstructionKind, list[int]]:
-    """Return the clocks below the maximum at which instructions of a kind ran, in descending order."""
+    """Return the clocks below the maximum at which instructions of a kind mostly ran, in descending order."""
     index = fitted.index_of()
     found: dict[InstructionKind, set[int]] = defaultdict(set)
     for own in fitted.classes:
         if not own.key.kind.is_wait:
             found[own.key.kind] |= set()
     for seen in (own for own in times if own.key.kind in found):
-        total_s = sum(time_s for _, time_s in seen.shares)
-        for clock, time_s in seen.shares:
-            if time_s >= _MIN_SHARE * total_s and index.get((seen.key, clock), 0):
-                found[seen.key.kind].add(clock)
+        clock, _ = max(seen.shares, key=lambda share: share[1])
+        if index.get((seen.key, clock), 0):
+            found[seen.key.kind].add(clock)
     tops = {own.clocks_mhz[0] for own in fitted.classes}
     return {kind: _thinned(sorted(clocks - tops, reverse=True)) for kind, clocks in found.items()}
 

@@ -66,7 +66,7 @@ STATUS: dict[str, Any] = {
             "plan_iteration_time_s": 0.499,
             "plan_energy_j": 336.0,
             "slowdown_ratio": 0.002,
-            "num_profile_iterations": 20,
+            "num_trial_iterations": 20,
             "max_slowdown_ratio": 0.0,
             "predicted_iteration_time_s": 0.5,
             "predicted_energy_j": 338.0,

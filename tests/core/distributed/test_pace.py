@@ -43,7 +43,7 @@ def gauge(*overheads_s: float) -> PaceEstimator:
 
 def profiled(made: PaceEstimator, clock_mhz: int, slowness: float) -> None:
     samples = at_clock(clock_mhz, slowness)
-    made.observe(iteration(samples, BUSY_S * slowness), PlanPurpose.PROFILE, GRAPH)
+    made.observe(iteration(samples, BUSY_S * slowness), PlanPurpose.TRIAL, GRAPH)
 
 
 def tuned(made: PaceEstimator, clock_mhz: int, slowness: float) -> float | None:
@@ -134,7 +134,7 @@ def test_without_busy_time_only_slowness_is_learned() -> None:
     slow = at_clock(LOW, 1.6)
     seen = replace(iteration(slow), busy_s=None)
 
-    assert made.observe(seen, PlanPurpose.PROFILE, GRAPH) is seen
+    assert made.observe(seen, PlanPurpose.TRIAL, GRAPH) is seen
     assert tuned(made, LOW, 1.6) == pytest.approx(1.0)
 
 
@@ -236,7 +236,7 @@ def test_an_instruction_at_two_clocks_is_scaled_by_its_shares() -> None:
         for one in at_clock(TOP)
     )
 
-    made.observe(iteration(mixed, 1.3 * BUSY_S), PlanPurpose.PROFILE, GRAPH)
+    made.observe(iteration(mixed, 1.3 * BUSY_S), PlanPurpose.TRIAL, GRAPH)
 
     assert tuned(made, LOW, 1.6) == pytest.approx(1.0)
     made.own_time_s = None
@@ -333,7 +333,7 @@ def test_an_instruction_without_a_main_clock_is_not_learned() -> None:
         for one in at_clock(TOP)
     )
 
-    made.observe(iteration(mixed, 2.2 * BUSY_S), PlanPurpose.PROFILE, GRAPH)
+    made.observe(iteration(mixed, 2.2 * BUSY_S), PlanPurpose.TRIAL, GRAPH)
 
     assert tuned(made, LOW, 1.6) is None
 
@@ -347,7 +347,7 @@ def test_other_shares_are_scaled_by_their_known_slowness() -> None:
         for one in at_clock(TOP)
     )
 
-    made.observe(iteration(mixed, 1.5 * BUSY_S), PlanPurpose.PROFILE, GRAPH)
+    made.observe(iteration(mixed, 1.5 * BUSY_S), PlanPurpose.TRIAL, GRAPH)
 
     assert tuned(made, LOW, 1.8) == pytest.approx(1.0)
 
@@ -359,6 +359,6 @@ def test_other_shares_of_unknown_slowness_are_scaled_by_the_clock() -> None:
         for one in at_clock(TOP)
     )
 
-    made.observe(iteration(mixed, 1.6 * BUSY_S), PlanPurpose.PROFILE, GRAPH)
+    made.observe(iteration(mixed, 1.6 * BUSY_S), PlanPurpose.TRIAL, GRAPH)
 
     assert tuned(made, LOW, 1.8) == pytest.approx(1.0)

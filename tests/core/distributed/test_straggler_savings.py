@@ -83,7 +83,7 @@ def test_two_iterations_of_each_kind_are_required(num_following: int) -> None:
 def test_iterations_without_energy_profiling_and_pauses_are_ignored() -> None:
     gauge = gauge_of((1.2, 340.0, 0.2, False), (1.2, None, 0.2, False), (1.2, 308.0, 0.0, True))
     gauge.add(iteration(3.0, 900.0, waited_s=2.0), TUNED, is_plan_for_straggler=False)
-    gauge.add(iteration(1.2, 340.0, waited_s=0.2), PlanPurpose.PROFILE, is_plan_for_straggler=False)
+    gauge.add(iteration(1.2, 340.0, waited_s=0.2), PlanPurpose.TRIAL, is_plan_for_straggler=False)
     gauge.add(iteration(1.2, 308.0), TUNED, is_plan_for_straggler=True)
 
     assert gauge.saving is None

@@ -27,7 +27,7 @@ def test_the_number_of_kept_plans_is_bounded_and_needed_plans_are_kept() -> None
     issued: list[ClockPlan] = []
     remembered: list[str] = []
     for number in range(3000):
-        purpose = rng.choice([PlanPurpose.TUNED] * 8 + [PlanPurpose.BASELINE, PlanPurpose.PROFILE])
+        purpose = rng.choice([PlanPurpose.TUNED] * 8 + [PlanPurpose.BASELINE, PlanPurpose.TRIAL])
         again = issued and rng.random() < 0.2
         plan = rng.choice(issued[-50:]) if again else ClockPlan(f"{purpose}-{number}", purpose)
         plans.add(plan, remembered)
@@ -47,7 +47,7 @@ def test_the_number_of_kept_plans_is_bounded_and_needed_plans_are_kept() -> None
 
 def test_profiling_plans_are_dropped_last() -> None:
     plans = IssuedPlans()
-    tried = [ClockPlan(f"profile-{number}", PlanPurpose.PROFILE) for number in range(40)]
+    tried = [ClockPlan(f"profile-{number}", PlanPurpose.TRIAL) for number in range(40)]
     for plan in [*tried, *(tuned(number) for number in range(2000))]:
         plans.add(plan, ())
 
@@ -69,7 +69,7 @@ def test_the_newest_plan_in_the_registered_order_is_kept_however_many_follow_in_
 def test_the_number_of_kept_profiling_plans_is_bounded() -> None:
     plans = IssuedPlans()
     for number in range(2000):
-        plans.add(ClockPlan(f"profile-{number}", PlanPurpose.PROFILE), ())
+        plans.add(ClockPlan(f"profile-{number}", PlanPurpose.TRIAL), ())
 
     assert len(plans.kept) == MAX_PLANS_KEPT
 
@@ -169,7 +169,7 @@ def test_the_newest_tuned_plan_that_is_fast_enough_is_found() -> None:
     for number, target_s in ((1, 1.0), (2, 1.1), (3, 1.3)):
         plans.add(tuned(number), ())
         plans.record_target(f"tuned-{number}", target_s, is_forced=False)
-    plans.add(ClockPlan("probe", PlanPurpose.PROFILE), ())
+    plans.add(ClockPlan("probe", PlanPurpose.TRIAL), ())
     plans.record_target("probe", 0.5, is_forced=False)
 
     assert [plans.newest_fast_enough(target_s) for target_s in (0.9, 1.0, 1.2, 1.3)] == [

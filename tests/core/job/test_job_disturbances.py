@@ -13,7 +13,7 @@ from gpuenergyd.core.job.messages import (
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.telemetry import MeasuredInstruction, RankIteration
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
-from tests.support.job_run import APPLIED, PROFILING, SCHEDULE, JobRun, joined, kinds, new_job, plan
+from tests.support.job_run import APPLIED, SCHEDULE, TRIAL, JobRun, joined, kinds, new_job, plan
 
 
 def report(rank: int, index: int, *, in_order: bool = True, gap_ns: int = 10**7, epoch: int = 0) -> RankIteration:
@@ -71,7 +71,7 @@ def test_a_pause_and_another_order_are_different_disturbances() -> None:
     assert kinds(both_report(run, gap_ns=10**9))[:1] == ["RecordNotice"]
 
 
-@pytest.mark.parametrize("purpose", [PlanPurpose.TUNED, PROFILING])
+@pytest.mark.parametrize("purpose", [PlanPurpose.TUNED, TRIAL])
 def test_three_consecutive_iterations_in_another_order_end_the_plan(purpose: PlanPurpose) -> None:
     run = JobRun().asked()
     run.decide(plan("made", purpose))

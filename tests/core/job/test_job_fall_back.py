@@ -17,7 +17,7 @@ from gpuenergyd.core.job.messages import (
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from tests.support.job_run import FIRST_ASKED, PROFILING, JobRun, asked_view, kinds, plan
+from tests.support.job_run import FIRST_ASKED, TRIAL, JobRun, asked_view, kinds, plan
 
 
 def test_a_slow_plan_ends_at_its_second_iteration_and_the_policy_is_asked_five_later() -> None:
@@ -152,7 +152,7 @@ def test_a_job_without_full_speed_blocks_that_is_faster_than_expected_returns_to
 )
 def test_faults_and_waits_by_cause(event: Event, line: str, num_faults: int, wait: int) -> None:
     run = JobRun().asked()
-    run.decide(plan("p", PROFILING))
+    run.decide(plan("p", TRIAL))
     run.pass_one()
 
     commands = run.feed(event)

@@ -28,7 +28,7 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 from tests.support.job_run import (
     APPLIED,
     FIRST_ASKED,
-    PROFILING,
+    TRIAL,
     UUIDS,
     JobRun,
     asked_view,
@@ -158,7 +158,7 @@ def test_a_plan_runs_at_full_speed_inside_profiling_without_leaving_it() -> None
     run = JobRun().asked()
     phases = []
     for own in (
-        plan("p-1", PROFILING),
+        plan("p-1", TRIAL),
         plan("p-2", PlanPurpose.BASELINE, 1410),
         ClockPlan("p-3", PlanPurpose.BASELINE),
     ):
@@ -166,7 +166,7 @@ def test_a_plan_runs_at_full_speed_inside_profiling_without_leaving_it() -> None
         phases.append(run.job.phase)
         run.pass_one()
 
-    assert phases == [JobPhase.PROFILING, JobPhase.PROFILING, JobPhase.TUNED]
+    assert phases == [JobPhase.TRIAL, JobPhase.TRIAL, JobPhase.TUNED]
 
 
 # --- proof of savings ---

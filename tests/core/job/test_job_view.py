@@ -10,7 +10,7 @@ from gpuenergyd.core.pipeline.switching import constant_latency
 from gpuenergyd.core.policy_api.policy import BaselineView, GpuView, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
-PLANS = (ClockPlan("a", PlanPurpose.PROFILE), ClockPlan("b", PlanPurpose.TUNED), ClockPlan("c", PlanPurpose.TUNED))
+PLANS = (ClockPlan("a", PlanPurpose.TRIAL), ClockPlan("b", PlanPurpose.TUNED), ClockPlan("c", PlanPurpose.TUNED))
 
 
 def view(generation: int = 0) -> JobView:
@@ -23,7 +23,7 @@ def view(generation: int = 0) -> JobView:
 def test_the_view_counts_dropped_plans_too() -> None:
     assert view().num_issued() == 9
     assert view().num_issued(PlanPurpose.TUNED) == 7
-    assert view().num_issued(PlanPurpose.PROFILE) == 1
+    assert view().num_issued(PlanPurpose.TRIAL) == 1
     assert view().num_issued(PlanPurpose.BASELINE) == 1
 
 

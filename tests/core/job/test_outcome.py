@@ -9,7 +9,7 @@ from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
 from gpuenergyd.core.pipeline.plan import baseline_plan
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from tests.support.job_run import APPLIED, PROFILING, JobRun, joined, new_job, plan
+from tests.support.job_run import APPLIED, TRIAL, JobRun, joined, new_job, plan
 
 NO_PROOF = JobRules(proof_iterations=0)
 
@@ -46,12 +46,12 @@ def test_a_job_that_ends_before_a_plan_names_what_it_was_doing() -> None:
     for _ in range(5):
         early.pass_one()
     waiting = JobRun(NO_PROOF).asked()
-    profiling.decide(plan("p", PROFILING))
+    profiling.decide(plan("p", TRIAL))
     profiling.pass_one()
 
     assert find_outcome(early.job, waits_for="compiling").reason == "measuring the baseline, after 5 iterations"
     assert ended(early) == (OutcomeKind.TOO_EARLY, "ended while measuring the baseline, after 5 iterations")
-    assert ended(profiling) == (OutcomeKind.TOO_EARLY, "ended while profiling, after 13 iterations")
+    assert ended(profiling) == (OutcomeKind.TOO_EARLY, "ended while trying settings, after 13 iterations")
     assert ended(waiting) == (OutcomeKind.TOO_EARLY, "ended while waiting for the policy's plan, after 12 iterations")
     assert ended(JobRun()) == (OutcomeKind.TOO_EARLY, "ended while warming up, after 0 iterations")
 
@@ -69,7 +69,7 @@ def test_a_policy_that_failed_is_the_reason_also_if_the_job_profiles_again() -> 
     failed.feed(PolicyFailed("ValueError: no idea"))
     again.feed(PolicyFailed("ValueError: no idea"))
     again.first(AskPolicy)
-    again.decide(plan("p", PROFILING))
+    again.decide(plan("p", TRIAL))
     again.pass_one()
 
     assert ended(failed) == (OutcomeKind.AT_FULL_SPEED, "policy p failed: ValueError: no idea")

@@ -15,7 +15,7 @@ from gpuenergyd.core.job.rules import JobRules, member_rules
 from gpuenergyd.core.job.time_account import AccountRules, TimeAccount
 from gpuenergyd.core.pipeline.plan import PlanPurpose, baseline_plan
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from tests.support.job_run import APPLIED, CLOCKS, PROFILING, JobRun, joined, plan
+from tests.support.job_run import APPLIED, CLOCKS, TRIAL, JobRun, joined, plan
 
 
 def account_with(*times_s: float, explained_from: int = 1000, until: int = 1000, **values: float) -> TimeAccount:
@@ -255,7 +255,7 @@ class _Host:
         elif kind < 0.3 and job.current_plan.ranks:
             self.run.decide(job.current_plan)
         else:
-            purpose = PROFILING if kind < 0.7 else PlanPurpose.TUNED
+            purpose = TRIAL if kind < 0.7 else PlanPurpose.TUNED
             clock = draw.choice([mhz for mhz in CLOCKS if mhz >= _LOWEST_MHZ])
             self.run.decide(plan(f"{purpose}-{clock}-{self.run.index}", purpose, clock))
 

@@ -37,7 +37,7 @@ def plan(*clocks_mhz: int, only: Instruction | None = None, watts: float | None 
         clocks = tuple(mhz if only in {None, one} else 1400 for one in order)
         changes = tuple(ClockChange(one, 0.0, own) for one, own in zip(order, clocks, strict=True))
         ranks.append(RankClocks(rank, clocks, changes, watts))
-    return ClockPlan("p", PlanPurpose.PROFILE, tuple(ranks))
+    return ClockPlan("p", PlanPurpose.TRIAL, tuple(ranks))
 
 
 def test_at_the_top_clock_nothing_is_lost() -> None:

@@ -168,10 +168,10 @@ def test_a_plan_with_orders_is_checked_against_them() -> None:
     plain = one_forward_one_backward(2, 4)
     split = split_in_place(plain)
     ranks = tuple(RankClocks(r, (None,) * len(order)) for r, order in enumerate(split.orders))
-    check_plan(ClockPlan("p", PlanPurpose.PROFILE, ranks, orders=split.orders), plain, [(1410,)] * 2)
+    check_plan(ClockPlan("p", PlanPurpose.TRIAL, ranks, orders=split.orders), plain, [(1410,)] * 2)
     with pytest.raises(ScheduleError, match="orders for 1 rank;"):
-        check_plan(ClockPlan("p", PlanPurpose.PROFILE, ranks[:1], orders=split.orders[:1]), plain, [(1410,)] * 2)
+        check_plan(ClockPlan("p", PlanPurpose.TRIAL, ranks[:1], orders=split.orders[:1]), plain, [(1410,)] * 2)
     with pytest.raises(PlanError, match="orders for 2 ranks, clocks for 0"):  # nothing would take ranks back to 1F1B
-        check_plan(ClockPlan("p", PlanPurpose.PROFILE, orders=split.orders), plain, [(1410,)] * 2)
+        check_plan(ClockPlan("p", PlanPurpose.TRIAL, orders=split.orders), plain, [(1410,)] * 2)
     assert ClockPlan("p", PlanPurpose.TUNED, orders=split.orders).schedule(plain) == replace(plain, orders=split.orders)
     assert ClockPlan("p", PlanPurpose.TUNED).schedule(plain) is plain

@@ -91,7 +91,7 @@ def test_a_refusing_provider_is_reported_in_status_and_training_continues(tmp_pa
         training(daemon),
     ):
         wait_until(lambda: daemon.status()["carbon"]["fetcher"]["num_failures"] > 0)
-        job = daemon.wait_for_phase("baseline", "profiling", "tuned")
+        job = daemon.wait_for_phase("baseline", "trial", "tuned")
         status = daemon.status()
 
     assert status["is_degraded"]

@@ -273,7 +273,7 @@ def test_profiling_again_waits_until_the_budget_allows_it(tmp_path: Path) -> Non
 
     status = here.targets.status(here.following)["target"]
     assert status["slowdown_so_far_ratio"] <= BUDGET
-    assert any("profiling paused" in reason for reason in here.following.reasons)
+    assert any("trials paused" in reason for reason in here.following.reasons)
 
 
 def test_an_unknown_length_is_reported_with_its_assumption_and_a_deadline_ends_slowdown(
@@ -396,7 +396,7 @@ def test_a_job_too_short_for_profiling_is_refused_it_with_the_reason(tmp_path: P
         here.run_hours(0.05)
 
     status = here.targets.status(here.following)["target"]
-    assert not any(job.knowledge.plans.purpose_of(seen.plan_id) is PlanPurpose.PROFILE for seen in job.observations)
+    assert not any(job.knowledge.plans.purpose_of(seen.plan_id) is PlanPurpose.TRIAL for seen in job.observations)
     assert job.phase is JobPhase.FALLBACK
     assert not job.is_given_up
     assert job.faults.num_faults == 0

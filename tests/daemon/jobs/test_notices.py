@@ -56,7 +56,7 @@ def test_a_pause_another_order_and_a_larger_batch_are_shown_and_recorded(tmp_pat
                 found.append((what, shown(daemon), json.loads(shown(daemon, "--json"))["jobs"][0]))
                 if name != "slow":
                     causes[name].unlink()
-                    daemon.wait_for_phase("tuned", "profiling")
+                    daemon.wait_for_phase("tuned", "trial")
             assert run.finish() == 0
         wait_until(lambda: daemon.job() is None)
         assert daemon.stop() == 0

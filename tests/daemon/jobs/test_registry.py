@@ -220,7 +220,7 @@ async def test_a_program_that_joins_an_observing_daemon_is_notified(*, is_observ
 
 
 async def test_a_policy_that_needs_profiling_gives_a_reason_in_place_of_a_prediction() -> None:
-    stage = Stage(plan("profile-1", 1200, PlanPurpose.PROFILE), is_observing=True)
+    stage = Stage(plan("profile-1", 1200, PlanPurpose.TRIAL), is_observing=True)
     stage.join()
     await stage.iterate(times=8)
 

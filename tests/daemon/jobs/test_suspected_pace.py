@@ -67,7 +67,7 @@ def test_a_prepared_pace_is_followed_if_it_is_close_to_the_confirmed_one(confirm
 
 def test_a_failure_and_a_plan_that_tries_clocks_are_no_prepared_plans() -> None:
     assert taken(PolicyFailure("late"))[0] is None
-    assert taken(replace(SLOWER, purpose=PlanPurpose.PROFILE))[0] is None
+    assert taken(replace(SLOWER, purpose=PlanPurpose.TRIAL))[0] is None
 
 
 def test_a_plan_prepared_before_another_one_was_issued_is_not_used() -> None:

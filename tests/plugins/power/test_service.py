@@ -123,12 +123,12 @@ def test_a_tuned_job_gets_a_target_that_fits_the_budget_and_loses_it_again(tmp_p
 
 def test_a_job_keeps_its_target_while_its_policy_measures_slower_clocks_for_it(tmp_path: Path) -> None:
     async def scenario() -> None:
-        host = Host(tmp_path, plan("tuned", 1200), plan("slower", 900, PlanPurpose.PROFILE))
+        host = Host(tmp_path, plan("tuned", 1200), plan("slower", 900, PlanPurpose.TRIAL))
         host.stage.join()
         await host.stage.iterate(times=2)
         host.sample(250.0, 250.0, 50.0)
         await host.put(555.0)
-        assert host.stage.phase == "profiling"
+        assert host.stage.phase == "trial"
         before_s = host.power_time_s
         assert before_s is not None
         await host.put(556.0)

@@ -36,7 +36,7 @@ def client(daemon: DaemonProcess) -> Iterator[DaemonClient]:
 @pytest.fixture
 def job(daemon: DaemonProcess) -> Iterator[Training]:
     with training(daemon, arguments=("--microbatches", "4", "--policy", "uniform")) as process:
-        daemon.wait_for_phase("baseline", "profiling", "tuned")
+        daemon.wait_for_phase("baseline", "trial", "tuned")
         yield process
 
 

@@ -73,7 +73,7 @@ def test_proof_in_a_running_job_ends_in_a_verdict_and_releases_the_job(
 ) -> None:
     out = tmp_path / "proof"
     with training(daemon, arguments=("--microbatches", "4", "--policy", "uniform")):
-        daemon.wait_for_phase("baseline", "profiling", "tuned")
+        daemon.wait_for_phase("baseline", "trial", "tuned")
 
         status = run(["prove", "--socket", str(daemon.socket_path), *SHORT, "--out", str(out), "--job", "fake"])
 

@@ -206,7 +206,7 @@ class _Endless:
         order = view.schedule.orders
         clock = view.gpus[0].supported_sm_clocks_mhz[10]
         ranks = (RankClocks(r, (clock,) * len(o), (ClockChange(o[0], 0.0, clock),)) for r, o in enumerate(order))
-        return ClockPlan(view.plan_id(f"try-{view.num_issued()}"), PlanPurpose.PROFILE, tuple(ranks))
+        return ClockPlan(view.plan_id(f"try-{view.num_issued()}"), PlanPurpose.TRIAL, tuple(ranks))
 
 
 def test_profiling_clocks_are_released_while_a_policy_takes_long() -> None:

@@ -34,7 +34,7 @@ def test_the_first_plan_follows_the_baseline_and_later_ones_are_near_the_best() 
         run.run(1)
         issued.setdefault(run.job.current_plan.plan_id, run.job.current_plan)
 
-    assert all(plan.purpose is not PlanPurpose.PROFILE for plan in issued.values())
+    assert all(plan.purpose is not PlanPurpose.TRIAL for plan in issued.values())
     plan_ids = [plan_id for _, _, plan_id in run.history]
     first = next(k for k, plan_id in enumerate(plan_ids) if plan_id == "tuned-1")
     assert first <= NUM_BASELINE_ITERATIONS + 3

@@ -57,7 +57,7 @@ def test_a_loop_with_waits_measures_a_slower_plan_once(
     loop.run(36)
 
     kept = loop.job.knowledge.plans.kept
-    assert len({plan.plan_id for plan in kept if plan.purpose is PlanPurpose.PROFILE}) == num_measured
+    assert len({plan.plan_id for plan in kept if plan.purpose is PlanPurpose.TRIAL}) == num_measured
     assert loop.job.current_plan.purpose is PlanPurpose.TUNED
     measuring = [o for o in loop.job.observations if o.plan_id is not None and "advice" in o.plan_id]
     assert len(measuring) <= 4

@@ -151,7 +151,7 @@ def test_policy_profiles_each_clock_then_saves_energy_at_full_speeds_time() -> N
     job = _run(40)
 
     purposes = [plan.purpose for plan in job.plans[1:]]
-    assert purposes == [PlanPurpose.PROFILE] * (len(purposes) - 1) + [PlanPurpose.TUNED]
+    assert purposes == [PlanPurpose.TRIAL] * (len(purposes) - 1) + [PlanPurpose.TUNED]
     last = job.observations[-1]
     assert last.iteration_time_s <= job.baseline.iteration_time_s * 1.001
     assert last.energy_j is not None
@@ -230,7 +230,7 @@ def test_policy_measures_other_clocks_where_none_is_a_multiple_of_90_mhz() -> No
     tried: list[int | None] = []
     for _ in range(3):
         plan = Envelope().next_plan(view)
-        if plan.purpose is not PlanPurpose.PROFILE:
+        if plan.purpose is not PlanPurpose.TRIAL:
             break
         tried.append(plan.ranks[0].sm_clocks_mhz[0])
         seen = tuple(

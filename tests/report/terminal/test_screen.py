@@ -77,7 +77,7 @@ def test_eight_gpus_and_a_job_fit_a_small_terminal() -> None:
     assert sum("1050 MHz" in line and "187 W" in line and "0.1 s" in line for line in lines) == 8
     assert "15.0 % less energy" in text
     assert "slack on 3 of 4 ranks" in text
-    assert "20 profiled" in text
+    assert "20 in trials" in text
 
 
 def test_the_screen_shows_the_watts_saved_each_gpus_job_and_each_jobs_interval() -> None:
@@ -92,8 +92,8 @@ def test_the_screen_shows_the_watts_saved_each_gpus_job_and_each_jobs_interval()
         line.startswith("llama-ddp tuned: no significant saving (95 %: 0.3 % more to 1.5 % less energy)")
         for line in lines
     )
-    assert "resnet profiling: no saving measured yet" in lines
-    assert "bert (bert-1) ended 95 s ago: while profiling, after 21 iterations" in lines
+    assert "resnet trial: no saving measured yet" in lines
+    assert "bert (bert-1) ended 95 s ago: while trying settings, after 21 iterations" in lines
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50)])
@@ -109,5 +109,5 @@ def test_the_screen_shows_savings_with_intervals_and_ended_jobs_in_full(width: i
     assert "95 %: 0.3 % more to 1.5 % less" in text
     assert "llama-ddp tuned: no significant saving" in text
     assert "0.8 % slower" in text
-    assert "bert (bert-1) ended 95 s ago: while profiling, after 21 iterations" in text
+    assert "bert (bert-1) ended 95 s ago: while trying settings, after 21 iterations" in text
     assert [line for line in lines if line.endswith("…") and " iterations; " not in line] == []

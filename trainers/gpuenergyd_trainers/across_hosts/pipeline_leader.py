@@ -14,7 +14,7 @@ from typing import Any
 
 from gpuenergyd.core.distributed.plan_windows import MemberState, PlanWindow, PlanWindowGrantor
 from gpuenergyd.core.distributed.stragglers import StragglerRules
-from gpuenergyd.core.pipeline.plan import PlanPurpose
+from gpuenergyd.core.pipeline.plan import TRIALS
 from gpuenergyd.wire.pipeline_messages import StageReport
 from gpuenergyd_trainers.across_hosts.job_store import Store
 from gpuenergyd_trainers.across_hosts.local_daemon import LocalDaemon
@@ -267,7 +267,7 @@ class LeaderRank:
         for pp_rank, plan_slice in enumerate(slices):
             store.set(self.place.slice_key(plan_id, pp_rank), _json(plan_slice))
         # Another order is tried in several iterations.
-        is_short = slices[0]["purpose"] == PlanPurpose.PROFILE and not any(own["order"] for own in slices)
+        is_short = slices[0]["purpose"] in TRIALS and not any(own["order"] for own in slices)
         self.grantor.propose(plan_id, is_short=is_short, replaces=frozenset(reply["replaces"]))
         self._offered, self._offered_at_pace_s = plan_id, self._straggler_time_s
 

@@ -5,7 +5,7 @@ from typing import assert_never
 
 from gpuenergyd.core.job.control.plan_control import PlanControl
 from gpuenergyd.core.job.messages import Command, JobPhase
-from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, check_plan
+from gpuenergyd.core.pipeline.plan import TRIALS, ClockPlan, PlanPurpose, check_plan
 from gpuenergyd.core.policy_api.policy import BaselineView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import GpuEnergyError
@@ -42,7 +42,7 @@ def answer(
         return None
     assert control.ranks.schedule is not None
     rules, ranks, experiments = control.rules, control.ranks, control.experiments
-    is_slow = plan.purpose is PlanPurpose.PROFILE and not plan.orders  # other orders are tried at full speed
+    is_slow = plan.purpose in TRIALS and not plan.orders  # other orders are tried at full speed
     if is_slow and experiments.refusal is not None:
         return Answer(experiments.refusal, falls_back=True, least_wait=rules.refused_profiling_iterations)
     is_kept = plan.plan_id == control.current.plan_id and phase is not JobPhase.FALLBACK
@@ -78,16 +78,16 @@ def _waiting(control: PlanControl, cost_s: float, phase: JobPhase, target: Perfo
     if phase is JobPhase.TUNED and control.experiments.ends_at is None:
         return Answer("")
     reason = f"at full speed until the time account can pay the next experiment: {cost_s:.2g} s at most"
-    return Answer(reason, phase=phase if phase is JobPhase.TUNED else JobPhase.PROFILING)
+    return Answer(reason, phase=phase if phase is JobPhase.TUNED else JobPhase.TRIAL)
 
 
 def _phase_under(plan: ClockPlan, phase: JobPhase) -> JobPhase:
     """Return the phase that a job enters with a plan; full-speed iterations belong to the profiling around them."""
     match plan.purpose:
-        case PlanPurpose.PROFILE:
-            return JobPhase.PROFILING
-        case PlanPurpose.BASELINE if phase is JobPhase.PROFILING and plan.ranks:
-            return JobPhase.PROFILING
+        case PlanPurpose.TRIAL | PlanPurpose.PROFILE:
+            return JobPhase.TRIAL
+        case PlanPurpose.BASELINE if phase is JobPhase.TRIAL and plan.ranks:
+            return JobPhase.TRIAL
         case PlanPurpose.TUNED | PlanPurpose.BASELINE | PlanPurpose.PREDICTED:
             return JobPhase.TUNED
         case _:

@@ -19,7 +19,7 @@ from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.job.time_account import TimeAccount
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.worst_case import ClockTimes, RankSpeed, WorstCase
-from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
+from gpuenergyd.core.pipeline.plan import TRIALS, ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import BaselineView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
@@ -115,7 +115,7 @@ class Experiments:
         earned_s = self._earned_s(baseline, target)
         costs_s = {n: _most_s(n, extra_s, earned_s, baseline.iteration_sigma_s) for n in (ahead, least)}
         left_s = {n: self.account.left_beside_s(self.knowledge.job_id, first, first + n - 1) for n in costs_s}
-        if plan.purpose is not PlanPurpose.PROFILE and costs_s[ahead] <= left_s[ahead]:
+        if plan.purpose not in TRIALS and costs_s[ahead] <= left_s[ahead]:
             return Terms(None, costs_s[ahead], is_affordable=True)
         return Terms(least, costs_s[least], is_affordable=costs_s[least] <= left_s[least])
 

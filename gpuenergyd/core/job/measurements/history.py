@@ -6,7 +6,7 @@ from statistics import median
 
 from gpuenergyd.core.job.issued_plans import Purposes
 from gpuenergyd.core.measurement.observation import IterationObservation
-from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
+from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, TRIALS, PlanPurpose
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class KeptIterations:
         before.
         """
         older = [purposes.get(o.plan_id) for o in self.kept[: max(1, self.max_kept // 2)]]
-        needed = {PlanPurpose.PROFILE, PlanPurpose.BASELINE}
+        needed = {*TRIALS, PlanPurpose.BASELINE}
         tuned = (i for i, purpose in enumerate(older) if purpose not in needed)
         at_full_speed = (i for i, purpose in enumerate(older) if purpose is PlanPurpose.BASELINE)
         return next(tuned, next(at_full_speed, 0))

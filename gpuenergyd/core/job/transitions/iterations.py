@@ -56,7 +56,7 @@ def _disturbed(job: JobState, whole: WholeIteration) -> Commands:
     """Record why an iteration does not count; fall back if the ranks run another order than the planned one."""
     if whole.is_in_order and whole.pause_s is None:
         return ()
-    is_planned_for = job.phase in {JobPhase.PROFILING, JobPhase.TUNED} and job.current_plan.ranks
+    is_planned_for = job.phase in {JobPhase.TRIAL, JobPhase.TUNED} and job.current_plan.ranks
     num_foreign = job.reports.num_foreign_orders
     if not whole.is_in_order and is_planned_for and num_foreign >= job.rules.foreign_orders:
         what = f"{count_text(num_foreign, 'iteration')} in a row"
@@ -106,7 +106,7 @@ def _after_baseline_iteration(job: JobState, _record: RecordIteration) -> Comman
     return job.enter(JobPhase.PAUSED, _PAUSED) if job.is_paused else job.ask()
 
 
-def _after_profiling_iteration(job: JobState, record: RecordIteration) -> Commands:
+def _after_trial_iteration(job: JobState, record: RecordIteration) -> Commands:
     if job.control.experiments.is_waiting(job.target):
         _measure_baseline(job, record)
     return job.ask()
@@ -151,7 +151,7 @@ def _measure_baseline(job: JobState, record: RecordIteration) -> None:
 _AFTER_ITERATION: Mapping[JobPhase, Callable[[JobState, RecordIteration], Commands]] = {
     JobPhase.WARMUP: _after_warmup_iteration,
     JobPhase.BASELINE: _after_baseline_iteration,
-    JobPhase.PROFILING: _after_profiling_iteration,
+    JobPhase.TRIAL: _after_trial_iteration,
     JobPhase.TUNED: _after_tuned_iteration,
     JobPhase.FALLBACK: _after_fallback_iteration,
 }

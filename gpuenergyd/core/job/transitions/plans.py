@@ -18,7 +18,7 @@ from gpuenergyd.core.job.state import Commands, JobState
 from gpuenergyd.core.pipeline.learned_curves import problem_of_curves
 from gpuenergyd.core.pipeline.reorder import OrderAdvice
 
-_BEFORE_PROFILING = frozenset({JobPhase.JOINING, JobPhase.WARMUP, JobPhase.BASELINE})
+_BEFORE_PLANS = frozenset({JobPhase.JOINING, JobPhase.WARMUP, JobPhase.BASELINE})
 
 
 def decided(job: JobState, event: PlanDecided) -> Commands:
@@ -66,7 +66,7 @@ def policy_failed(job: JobState, event: PolicyFailed) -> Commands:
 
 
 def past_jobs_found(job: JobState, event: PastJobsFound) -> Commands:
-    job.knowledge.past_jobs = event.jobs if job.phase in _BEFORE_PROFILING else ()
+    job.knowledge.past_jobs = event.jobs if job.phase in _BEFORE_PLANS else ()
     return ()
 
 
@@ -77,7 +77,7 @@ def control_lost(job: JobState, event: ControlLost) -> Commands:
 def profiling_permission_changed(job: JobState, event: ProfilingPermissionChanged) -> Commands:
     """Stop profiling that is no longer permitted; a later profiling plan is refused when the policy returns it."""
     job.control.experiments.refusal = refusal = event.refusal
-    if refusal is None or job.phase is not JobPhase.PROFILING or job.current_plan.orders:
+    if refusal is None or job.phase is not JobPhase.TRIAL or job.current_plan.orders:
         return ()
     return job.fall_back(refusal, least_wait=job.rules.refused_profiling_iterations)
 

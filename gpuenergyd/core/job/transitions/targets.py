@@ -73,7 +73,7 @@ def operator_ordered(job: JobState, event: OperatorOrdered) -> Commands:
         return (*begun, *(job.fall_back(event.reason) if job.phase is not JobPhase.PAUSED else ()))
     if job.phase is JobPhase.PAUSED:
         return (*begun, *_resume(job, event.reason))
-    return (*begun, *job.enter(JobPhase.PROFILING, event.reason), *job.ask()) if is_planned_anew else ()
+    return (*begun, *job.enter(JobPhase.TRIAL, event.reason), *job.ask()) if is_planned_anew else ()
 
 
 def _begin_with_policy(job: JobState, reason: str) -> Commands:
@@ -91,6 +91,6 @@ def _begin_with_policy(job: JobState, reason: str) -> Commands:
 
 
 def _resume(job: JobState, reason: str) -> Commands:
-    """Measure full speed again and plan; what was profiled before the pause still counts if full speed is equal."""
+    """Measure full speed again and plan; what was measured before the pause still counts if full speed is equal."""
     job.faults.allow_retry(job.reports.last_index + 1)
     return job.enter(JobPhase.FALLBACK, reason)

@@ -13,7 +13,7 @@ from gpuenergyd.core.pipeline.plan import PlanPurpose
 
 PURPOSES: dict[str | None, PlanPurpose] = {
     "baseline": PlanPurpose.BASELINE, "proof": PlanPurpose.BASELINE, "tuned": PlanPurpose.TUNED,
-    "probe": PlanPurpose.PROFILE,
+    "probe": PlanPurpose.TRIAL,
 }  # fmt: skip
 
 

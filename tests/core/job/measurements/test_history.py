@@ -11,7 +11,7 @@ from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 PURPOSES: dict[str | None, PlanPurpose] = {
     BASELINE_PLAN_ID: PlanPurpose.BASELINE,
     "proof": PlanPurpose.BASELINE,
-    "probe": PlanPurpose.PROFILE,
+    "probe": PlanPurpose.TRIAL,
     "tuned": PlanPurpose.TUNED,
 }
 

@@ -101,7 +101,7 @@ def test_the_graph_of_an_iteration_is_that_of_its_plans_order() -> None:
     for rank in range(2):
         job.handle(joined(rank))
     split = split_in_place(SCHEDULE)
-    job.knowledge.add_plan(replace(plan("split", PlanPurpose.PROFILE), orders=split.orders))
+    job.knowledge.add_plan(replace(plan("split", PlanPurpose.TRIAL), orders=split.orders))
     assert job.graph_under("split").instructions == tuple(i for order in split.orders for i in order)
     assert job.graph_under("split") is job.graph_under("split")
     assert job.graph_under("baseline").instructions == tuple(i for order in SCHEDULE.orders for i in order)

@@ -206,7 +206,7 @@ def test_the_demo_shows_its_steps_in_order(finished: FinishedDemo) -> None:
         texts[0]
         == "gpuenergyd demo on 2 simulated a100-sxm GPUs (late clocks, slow reads, stalls): starting a private daemon"
     )
-    steps = ["importing torch", "baseline: ", "profiling: ", "tuned (", "stopping the training", "writing the report"]
+    steps = ["importing torch", "baseline: ", "trials: ", "tuned (", "stopping the training", "writing the report"]
     found = [next((i for i, text in enumerate(texts) if step in text), -1) for step in steps]
     assert -1 not in found
     assert found == sorted(found)

@@ -58,7 +58,7 @@ def status(phase: str, **figures: Any) -> dict[str, Any]:
         "phase_reason": "all ranks joined",
         "policy": "bubble-aware",
         "num_baseline_iterations": 0,
-        "num_profile_iterations": 0,
+        "num_trial_iterations": 0,
         "num_tuned_iterations": 0,
         "num_iterations_of_plan": 0,
         "plan_purpose": "baseline",
@@ -93,7 +93,7 @@ def test_a_run_with_slow_iterations_and_a_daemon_that_answers_late_is_never_sile
         recorder.progress.show(status("baseline", num_baseline_iterations=k))
         recorder.pass_time(1.7)
     for k in range(5):
-        recorder.progress.show(status("profiling", num_baseline_iterations=12, num_profile_iterations=k))
+        recorder.progress.show(status("trial", num_baseline_iterations=12, num_trial_iterations=k))
         recorder.pass_time(6.0)
     recorder.progress.announce("writing the report")
     recorder.pass_time(9.0)
@@ -114,8 +114,8 @@ def test_each_phase_names_its_iterations_and_the_saving_so_far() -> None:
         status("warmup"),
         status("baseline", num_baseline_iterations=3, **measured),
         status("baseline", num_baseline_iterations=11, **measured),
-        status("profiling", num_baseline_iterations=11, num_profile_iterations=4, **measured),
-        status("tuned", num_baseline_iterations=11, num_profile_iterations=9, **plan, **measured, **saved),
+        status("trial", num_baseline_iterations=11, num_trial_iterations=4, **measured),
+        status("tuned", num_baseline_iterations=11, num_trial_iterations=9, **plan, **measured, **saved),
         status("fallback", num_baseline_iterations=12, phase_reason="the plan is too slow", **measured),
     ):
         recorder.progress.show(view)
@@ -125,7 +125,7 @@ def test_each_phase_names_its_iterations_and_the_saving_so_far() -> None:
         "baseline: 0 of 10 iterations",
         "baseline: 3 of 10 iterations, full speed: 1.750 s and 5000.0 J",
         "planning (bubble-aware): 1 iteration, full speed: 1.750 s and 5000.0 J",
-        "profiling: 4 iterations, full speed: 1.750 s and 5000.0 J",
+        "trials: 4 iterations, full speed: 1.750 s and 5000.0 J",
         "tuned (tuned-7): 5 of 12 iterations: 12.3 % less energy (95 %: 11.8 % to 12.9 % less), 0.1 % slower so far",
         "full speed again: 2 iterations; the plan is too slow",
     ]

@@ -14,7 +14,7 @@ REQUEST = DemoRequest(
     driver="simulated", num_gpus=4, gpu_model="a100-sxm", num_microbatches=8, baseline_iterations=10,
     tuned_iterations=12, policy="bubble-aware", max_slowdown_ratio=0.0, seed=0, time_limit_s=600.0,
 )  # fmt: skip
-PROFILED_AGAIN = {"phase": "profiling", "plan_purpose": "profile", "saving_ratio": 0.12}
+TRIED_AGAIN = {"phase": "trial", "plan_purpose": "trial", "saving_ratio": 0.12}
 TUNED = {"phase": "tuned", "plan_purpose": "tuned", "saving_ratio": 0.12}
 
 
@@ -24,12 +24,12 @@ TUNED = {"phase": "tuned", "plan_purpose": "tuned", "saving_ratio": 0.12}
         (TUNED | {"num_iterations_of_plan": 12, "num_tuned_iterations": 12}, False),
         (TUNED | {"num_iterations_of_plan": 13, "num_tuned_iterations": 13}, True),
         (TUNED | {"num_iterations_of_plan": 1, "num_tuned_iterations": 60}, True),
-        (PROFILED_AGAIN | {"num_iterations_of_plan": 1, "num_tuned_iterations": 12}, True),
-        (PROFILED_AGAIN | {"num_iterations_of_plan": 1, "num_tuned_iterations": 11}, False),
-        (PROFILED_AGAIN | {"num_iterations_of_plan": 1, "num_tuned_iterations": 0, "saving_ratio": None}, False),
+        (TRIED_AGAIN | {"num_iterations_of_plan": 1, "num_tuned_iterations": 12}, True),
+        (TRIED_AGAIN | {"num_iterations_of_plan": 1, "num_tuned_iterations": 11}, False),
+        (TRIED_AGAIN | {"num_iterations_of_plan": 1, "num_tuned_iterations": 0, "saving_ratio": None}, False),
     ],
 )
-def test_a_demo_ends_with_a_settled_plan_or_when_the_job_is_profiled_again(
+def test_a_demo_ends_with_a_settled_plan_or_when_the_job_tries_settings_again(
     job: dict[str, Any], *, is_finished: bool
 ) -> None:
     assert REQUEST.is_finished(job) is is_finished
@@ -68,9 +68,9 @@ AT_FULL_SPEED = {
         ),
         ({"num_baseline_iterations": 29}, False),
         ({"num_tuned_iterations": 1}, False),
-        # A busy host: the policy has not replied yet, has just begun to profile, or its plan has just come.
+        # A busy host: the policy has not replied yet, has just begun a trial, or its plan has just come.
         ({"phase": "baseline", "num_baseline_iterations": 100, "num_iterations_of_plan": 100}, False),
-        ({"phase": "profiling", "plan_purpose": "profile", "num_baseline_iterations": 100}, False),
+        ({"phase": "trial", "plan_purpose": "trial", "num_baseline_iterations": 100}, False),
         ({"plan_purpose": "tuned", "num_iterations_of_plan": 0, "num_baseline_iterations": 100}, False),
         ({"num_iterations_of_plan": 1, "num_baseline_iterations": 100}, False),
     ],
