@@ -15,6 +15,7 @@ class Periodic:
 
     def __init__(self) -> None:
         logging.getLogger("apscheduler").setLevel(logging.ERROR)
+        logging.getLogger("apscheduler.executors.default").addFilter(_is_no_cancellation)
         self._scheduler = AsyncIOScheduler(timezone=UTC)
         self._failures: dict[str, str] = {}
 
@@ -24,8 +25,6 @@ class Periodic:
         async def guarded() -> None:
             try:
                 await work()
-            except asyncio.CancelledError:  # the daemon stops; the scheduler would log it as an error
-                return
             except Exception as error:  # noqa: BLE001  a failing task must not stop the scheduler
                 self._record_failure(name, f"{type(error).__name__}: {error}")
             else:
@@ -60,3 +59,8 @@ class Periodic:
         if self._failures.get(name) != reason:
             log.warning("periodic task %r failed: %s", name, reason)
         self._failures[name] = reason
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Return whether a record may be logged: the end of the scheduler cancels tasks, also before they begin."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))

@@ -8,18 +8,23 @@ import pytest
 from gpuenergyd.daemon.periodic import Periodic
 
 
-def test_a_task_that_is_stopped_in_the_middle_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    began = asyncio.Event()
+@pytest.mark.parametrize("num_passes", range(5))
+def test_a_task_that_is_stopped_before_it_begins_or_in_the_middle_is_no_error(
+    num_passes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    began = 0
 
     async def scenario() -> None:
         async def work() -> None:
-            began.set()
+            nonlocal began
+            began += 1
             await asyncio.Event().wait()
 
         periodic = Periodic()
         periodic.every(60.0, "forecast", work)
         periodic.start()
-        await began.wait()
+        for _ in range(num_passes):  # of the event loop
+            await asyncio.sleep(0)
         periodic.close()
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
@@ -30,6 +35,7 @@ def test_a_task_that_is_stopped_in_the_middle_is_no_error(caplog: pytest.LogCapt
         asyncio.run(scenario())
 
     assert caplog.records == []
+    assert began == (num_passes > 1)
 
 
 def test_a_task_that_fails_is_named_with_its_reason() -> None:
