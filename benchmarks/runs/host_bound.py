@@ -441,11 +441,11 @@ class Session:
 
     def _switch(self, *, is_on: bool) -> None:
         if is_on:
-            self._joined.switch(True)  # noqa: FBT003  a function of either program
+            self._joined.switch(True)
             self._device.start_clock()
         else:
             self._device.stop_clock()
-            self._joined.switch(False)  # noqa: FBT003  as above
+            self._joined.switch(False)
 
     def _wait_for_report(self) -> None:
         if self._pause is not None:

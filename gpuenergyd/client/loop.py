@@ -50,6 +50,7 @@ class LoopJob:
         self._registers_steps = registers_steps
         self._cycle = cycle
         self._marks = PhaseMarks(cycle=cycle)
+        self._iteration = LoopIteration(self._marks)
         self._hooks: TorchPhases | None = None
         self._client: RankClient | None = None
         self._stop_exchange: Callable[[], None] | None = None
@@ -84,7 +85,9 @@ class LoopJob:
 
     def iteration(self) -> AbstractContextManager[None]:
         """Return a context manager around one iteration."""
-        return LoopIteration(self._marks) if self.join() else _NOT_FOLLOWED
+        client = self._client
+        is_joined = client is not None and not client.is_unheard
+        return self._iteration if is_joined or self.join() else _NOT_FOLLOWED
 
     def pause(self) -> None:
         """Mark a pause after an iteration (evaluation, checkpoint), so that it does not count into the iteration."""
@@ -99,6 +102,7 @@ class LoopJob:
         if self._client is not None:
             self._leave(shall_wait=False)
             self._marks = PhaseMarks(cycle=self._cycle)
+            self._iteration = LoopIteration(self._marks)
             self._lookout.record_refusal()
         if self._lookout.sees_daemon():
             self._client = self._try_to_join()

@@ -169,6 +169,8 @@ class RankClient:
         self._num_errors = 0
         self._timed = TimedIterations()
         self._num_registrations = 0
+        self._begun: list[OrderRow] | None = None
+        """The instructions begun in an iteration of which only their order counts; None in any other."""
         self._is_in_order: bool | None = None
         """Of the newest iteration: as in `IterationReport`."""
         self._is_cost_sampled, self._cost_ns = False, 0
@@ -364,7 +366,7 @@ class RankClient:
         if self._is_inert:
             return False
         try:
-            if not self._finds_daemon():
+            if (self._reporter is None or self._reporter.is_stranded) and not self._finds_daemon():
                 return False
             self._is_cost_sampled = False
             begun_ns = perf_counter_ns()
@@ -378,12 +380,23 @@ class RankClient:
 
     def _begin_iteration(self) -> None:
         finished = self._pop_finished()
-        self._iteration_index += 1
-        plan = self._plans.plan_for(self._iteration_index)
+        self._iteration_index = iteration_index = self._iteration_index + 1
+        plan = self._plans.plan_for(iteration_index)
         if plan.order and not self.may_reorder:
             plan = at_full_speed(plan)
-        self._decide_timing(plan)
-        self._timer.begin_iteration(finished.recorded if finished is not None else None, is_timed=self._timed.is_timed)
+        # All instructions are timed as long as the daemon needs them: under what is new, and where they show waits.
+        num_registrations = self._reporter.num_untimed_registrations if self._reporter is not None else 0
+        if (
+            plan is not self._plan
+            or num_registrations != self._num_registrations
+            or not num_registrations
+            or self._has_waits
+        ):
+            self._num_registrations = num_registrations
+            self._timed.restart(iteration_index)
+        is_timed = self._timed.begin(iteration_index)
+        self._begun = None if is_timed else []
+        self._timer.begin_iteration(None if finished is None else finished.recorded, is_timed=is_timed)
         self._captured = self._captured_always
         if self._unqueued is not None:
             self._queue_unqueued()
@@ -393,8 +406,8 @@ class RankClient:
             self._unqueued = finished
         if plan is not self._plan:
             self._requests = {key: PlannedClockRequest(self._sender, plan, own) for key, own in plan.clocks.items()}
-        self._plan = plan
-        is_followed = (self._sender.can_send or not plan.clocks) and not plan.is_full_speed
+            self._plan = plan
+        is_followed = (not plan.clocks or self._sender.can_send) and not plan.is_full_speed
         self._plan_epoch = plan.plan_epoch if is_followed else 0
         if plan.is_full_speed:
             self._request(plan, plan.full_speed_sm_clock_mhz)
@@ -402,19 +415,6 @@ class RankClient:
             self._request(plan, plan.changes[-1].sm_clock_mhz)
         self._is_raised = False
         self._is_in_iteration = True
-
-    def _decide_timing(self, plan: PreparedPlan) -> None:
-        """Decide whether the instructions of the iteration that begins are timed.
-
-        All are as long as the daemon needs them: under what is new, and where they show waits.
-        """
-        reporter = self._reporter
-        num_registrations = reporter.num_registrations if reporter is not None and reporter.takes_untimed else 0
-        is_known = plan is self._plan and num_registrations == self._num_registrations
-        if not is_known or not num_registrations or self._has_waits:
-            self._num_registrations = num_registrations
-            self._timed.restart(self._iteration_index)
-        self._timed.begin(self._iteration_index)
 
     def begin_capture(self) -> bool:
         """Have instructions marked in the graph that the program captures; return False if it captures none."""
@@ -440,7 +440,7 @@ class RankClient:
             return
         try:
             self._captured = TIMETABLE
-            self._timed.is_timed = True
+            self._timed.is_timed, self._begun = True, None
             self._recorder.replay(captured)
             if self._plan.changes:
                 self._recorder.call_with_instant(partial(self._sender.request_timetable, self._plan))
@@ -457,10 +457,11 @@ class RankClient:
             self._is_in_iteration = False
             if self._unqueued is not None:
                 self._queue_unqueued()
-            order = self._timer.order()
+            begun, self._begun = self._begun, None
+            order = self._timer.order() if begun is None else tuple(begun)
             self._recorded = self._timer.end_iteration()
             expected = self._plan.order if self._plan_epoch and self._plan.order else self._order
-            self._is_in_order = None if self._timed.is_timed else order == expected
+            self._is_in_order = None if begun is None else order == expected
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
             return ()
@@ -503,15 +504,21 @@ class RankClient:
             return self._sample(partial(self.begin_instruction, kind, microbatch_index, chunk_index))
         try:
             key = (kind, microbatch_index, chunk_index)
-            slot = self._begin(key)
-            if key in self._requests and not self._is_in_capture:
-                self._timer.call_at_begin(slot, self._requests[key])
+            if self._begun is None or self._is_in_capture:
+                slot = self._begin(key)
+                if key in self._requests and not self._is_in_capture:
+                    self._timer.call_at_begin(slot, self._requests[key])
+            else:
+                self._begun.append(key)
+                slot = NOT_RECORDED
+                if key in self._requests:
+                    self._timer.call_at_begin(self._begin(key), self._requests[key])
             if self._unqueued is not None:
                 self._queue_unqueued()
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
             return NOT_RECORDED
-        return slot if self._timed.is_timed or self._is_in_capture else NOT_RECORDED
+        return slot
 
     def end_instruction(self, slot: int) -> None:
         """Mark the end of an instruction; a later call with the same slot overwrites it."""
@@ -567,16 +574,16 @@ class RankClient:
         if recorded is None:
             return None
         finished = FinishedIteration(
-            iteration_index=self._iteration_index,
-            plan_epoch=self._plan_epoch,
-            num_records_dropped=self._pop_num_dropped(),
-            num_client_errors=self._num_errors,
-            captured=self._captured,
-            recorded=recorded,
-            memory_bytes=self.memory_bytes,
-            reorder_refusal="" if self._registration.reorder_refusal else self.reorder_refusal,
-            client_cost_s=self._timed.cost_s,
-            is_in_order=self._is_in_order,
+            self._iteration_index,
+            self._plan_epoch,
+            self._pop_num_dropped() if self._requests else 0,
+            self._num_errors,
+            self._captured,
+            recorded,
+            self.memory_bytes,
+            "" if self._registration.reorder_refusal else self.reorder_refusal,
+            self._timed.cost_s,
+            self._is_in_order,
         )
         self._num_errors = 0
         return finished

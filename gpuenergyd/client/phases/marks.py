@@ -65,11 +65,13 @@ class PhaseMarks:
         self._shall_be_whole = False
         self._is_learning = True
         self._num_begun = 0
-        self._is_whole = False
+        self.is_whole = False
+        """Whether iterations have one instruction, without phases."""
         self._kept: frozenset[OrderRow] | None = None
         """The phases that are marked; None: all."""
         self._learned: deque[IterationTimes] = deque(maxlen=_MAX_LEARNED)
-        self._is_in_iteration = False
+        self.is_in_iteration = False
+        """Whether an iteration has begun and not ended."""
         self._is_paused = False
         self._kind = ""
         self._slot = NOT_RECORDED
@@ -91,7 +93,7 @@ class PhaseMarks:
 
     def register_whole(self) -> None:
         """Have one instruction per iteration from now on."""
-        self._is_learning, self._is_whole, self._kept = False, True, frozenset(WHOLE_ITERATION)
+        self._is_learning, self.is_whole, self._kept = False, True, frozenset(WHOLE_ITERATION)
         self.when_whole()
         if self._client is not None:
             self._client.register(WHOLE_ITERATION)
@@ -120,26 +122,27 @@ class PhaseMarks:
     @_shielded
     def begin_iteration(self) -> None:
         """Begin an iteration, with its first forward."""
-        if self._client is None:
+        client = self._client
+        if client is None:
             return
         self._may_begin = self._has_stepped = False
-        if self._shall_be_whole and not self._is_whole:
+        if self._shall_be_whole and not self.is_whole:
             self._become_whole()
-        self._client.begin_iteration()
+        client.begin_iteration()
         if self._is_learning:
             self._num_begun += 1
             self._decide()
-        self._is_in_iteration, self._is_paused, self._has_phases = True, False, False
+        self.is_in_iteration, self._is_paused, self._has_phases = True, False, False
         self._microbatch = self._num_steps = 0
-        self._begin("F", 0)
+        self._kind, self._slot = "F", client.begin_instruction("F", 0)
 
     @_shielded
     def end_iteration(self) -> None:
         """End the iteration; what follows until the next begin is a wait for data."""
-        if self._client is None or not self._is_in_iteration:
+        if self._client is None or not self.is_in_iteration:
             return
         self._end()
-        self._is_in_iteration = False
+        self.is_in_iteration = False
         if self._has_phases:
             self._begin("D", 0)
             self._kind, self._slot = "", NOT_RECORDED
@@ -151,21 +154,21 @@ class PhaseMarks:
     def abandon_iteration(self) -> None:
         """Discard the iteration, for instance after an exception."""
         if self._client is not None:
-            self._is_in_iteration = False
+            self.is_in_iteration = False
             self._kind, self._slot = "", NOT_RECORDED
             self._client.abandon_iteration()
 
     @_shielded
     def pause(self) -> None:
         """Mark an evaluation or a checkpoint between iterations, which is no part of any."""
-        if self._client is not None and not self._is_in_iteration and not self._is_paused:
+        if self._client is not None and not self.is_in_iteration and not self._is_paused:
             self._is_paused = True
             self._client.pause()
 
     @_shielded
     def forward_begins(self) -> None:
         self._has_seen_model = True
-        if not self._is_in_iteration:
+        if not self.is_in_iteration:
             if self._may_begin:
                 self.begin_iteration()
             return
@@ -177,7 +180,7 @@ class PhaseMarks:
 
     def backward_begins(self) -> bool:
         """Mark the begin of a backward; return whether `backward_ends` is to be called at its end."""
-        if self._is_whole or not self._is_in_iteration:
+        if self.is_whole or not self.is_in_iteration:
             return False
         self._shall_be_whole |= self._has_stepped
         if self._kind not in {"F", "C"}:
@@ -198,7 +201,7 @@ class PhaseMarks:
 
     @_shielded
     def optimizer_begins(self) -> None:
-        if self._is_in_iteration and self._kind in {"", "C"} and self._has_phases:
+        if self.is_in_iteration and self._kind in {"", "C"} and self._has_phases:
             self._begin_next("O", self._num_steps)
             self._num_steps += 1
 
@@ -220,7 +223,7 @@ class PhaseMarks:
 
     def _handle_turn(self, turn: StepTurn) -> None:
         is_known = turn in {StepTurn.WITHIN, StepTurn.LAST}
-        if is_known and self._may_begin and not self._is_in_iteration:  # no forward was seen since the last step
+        if is_known and self._may_begin and not self.is_in_iteration:  # no forward was seen since the last step
             self._begins_at_end = self._shall_be_whole = True
         self._may_begin, self._has_stepped = False, True
         if turn is StepTurn.LAST:
@@ -238,7 +241,7 @@ class PhaseMarks:
         if self._is_learning or self._client is None:
             self.register_whole()
             return
-        self._is_whole, self._kept = True, frozenset(WHOLE_ITERATION)
+        self.is_whole, self._kept = True, frozenset(WHOLE_ITERATION)
         self._client.pause()
         self._client.change_order(WHOLE_ITERATION, num_microbatches=1)
 
