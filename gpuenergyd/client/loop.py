@@ -50,7 +50,6 @@ class LoopJob:
         self._registers_steps = registers_steps
         self._cycle = cycle
         self._marks = PhaseMarks(cycle=cycle)
-        self._iteration = LoopIteration(self._marks)
         self._hooks: TorchPhases | None = None
         self._client: RankClient | None = None
         self._stop_exchange: Callable[[], None] | None = None
@@ -87,7 +86,7 @@ class LoopJob:
         """Return a context manager around one iteration."""
         client = self._client
         is_joined = client is not None and not client.is_unheard
-        return self._iteration if is_joined or self.join() else _NOT_FOLLOWED
+        return self._marks if is_joined or self.join() else _NOT_FOLLOWED
 
     def pause(self) -> None:
         """Mark a pause after an iteration (evaluation, checkpoint), so that it does not count into the iteration."""
@@ -102,7 +101,6 @@ class LoopJob:
         if self._client is not None:
             self._leave(shall_wait=False)
             self._marks = PhaseMarks(cycle=self._cycle)
-            self._iteration = LoopIteration(self._marks)
             self._lookout.record_refusal()
         if self._lookout.sees_daemon():
             self._client = self._try_to_join()
@@ -166,26 +164,6 @@ class LoopJob:
             return None if torch is None else TorchPhases(torch, self._marks, registers_steps=self._registers_steps)
         except Exception:  # noqa: BLE001  torch may lack anything; one instruction per iteration needs no hook
             return None
-
-
-class LoopIteration:
-    """Context manager of one iteration; an exception propagates, and the iteration is not reported."""
-
-    __slots__ = ("_marks",)
-
-    def __init__(self, marks: PhaseMarks) -> None:
-        self._marks = marks
-
-    def __enter__(self) -> None:
-        self._marks.begin_iteration()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self._marks.abandon_iteration()
-        else:
-            self._marks.end_iteration()
 
 
 def job(

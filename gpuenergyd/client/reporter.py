@@ -27,7 +27,7 @@ from gpuenergyd.client.daemon_answers import CircuitBreaker, DaemonSilence
 from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.client.plans import PlanQueue, prepare
 from gpuenergyd.client.run_mark import delete_mark
-from gpuenergyd.client.timing.recorder import InstructionTimer, IterationTimes, RecordedIteration
+from gpuenergyd.client.timing.recorder import InstructionTimer, IterationTimes
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import GpuEnergyError, ProtocolError
 from gpuenergyd.wire import MAX_ITERATION_REPORT_BYTES, MAX_REPORTS
@@ -74,7 +74,6 @@ class FinishedIteration(NamedTuple):
     num_records_dropped: int
     num_client_errors: int
     captured: str
-    recorded: RecordedIteration
     memory_bytes: tuple[int, ...] = ()
     reorder_refusal: str = ""
     client_cost_s: float | None = None

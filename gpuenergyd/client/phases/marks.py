@@ -15,6 +15,7 @@ after forwards and backwards of its own: these are no chain of phases of one mod
 from collections import deque
 from collections.abc import Callable
 from functools import wraps
+from types import TracebackType
 from typing import Any
 
 from gpuenergyd.client.phases.step_cycle import StepCycle, StepTurn
@@ -50,8 +51,9 @@ def _shielded(act: Callable[["PhaseMarks"], None]) -> Callable[["PhaseMarks"], N
 class PhaseMarks:
     """Marks of one rank's phases; called by the hooks of the training, in order of launch.
 
-    With a `cycle`, nobody marks iterations: one ends with the last step of the optimizers' cycle, and the next begins
-    with the first forward after that, or at once where no forward is seen before the next step.
+    As a context manager it marks an iteration. With a `cycle`, nobody marks iterations: one ends with the last step of
+    the optimizers' cycle, and the next begins with the first forward after that, or at once where no forward is seen
+    before the next step.
     """
 
     def __init__(self, *, cycle: StepCycle | None = None) -> None:
@@ -119,36 +121,54 @@ class PhaseMarks:
         if self._is_learning and self._num_begun:
             self.register_whole()
 
-    @_shielded
     def begin_iteration(self) -> None:
         """Begin an iteration, with its first forward."""
         client = self._client
         if client is None:
             return
-        self._may_begin = self._has_stepped = False
-        if self._shall_be_whole and not self.is_whole:
-            self._become_whole()
-        client.begin_iteration()
-        if self._is_learning:
-            self._num_begun += 1
-            self._decide()
-        self.is_in_iteration, self._is_paused, self._has_phases = True, False, False
-        self._microbatch = self._num_steps = 0
-        self._kind, self._slot = "F", client.begin_instruction("F", 0)
+        try:
+            self._may_begin = self._has_stepped = False
+            if self._shall_be_whole and not self.is_whole:
+                self._become_whole()
+            client.begin_iteration()
+            if self._is_learning:
+                self._num_begun += 1
+                self._decide()
+            self.is_in_iteration, self._is_paused, self._has_phases = True, False, False
+            self._microbatch = self._num_steps = 0
+            self._kind, self._slot = "F", client.begin_instruction("F", 0)
+        except Exception:  # noqa: BLE001  must not reach training
+            self.num_errors += 1
 
-    @_shielded
+    __enter__ = begin_iteration
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End the iteration; one that raises is discarded."""
+        if kind is not None:
+            self.abandon_iteration()
+        else:
+            self.end_iteration()
+
     def end_iteration(self) -> None:
         """End the iteration; what follows until the next begin is a wait for data."""
-        if self._client is None or not self.is_in_iteration:
+        client = self._client
+        if client is None or not self.is_in_iteration:
             return
-        self._end()
-        self.is_in_iteration = False
-        if self._has_phases:
-            self._begin("D", 0)
+        try:
+            if self._slot != NOT_RECORDED:
+                client.end_instruction(self._slot)
             self._kind, self._slot = "", NOT_RECORDED
-        elif self._is_learning and (self._num_begun >= _MIN_LEARNED or not self._has_seen_model):
-            self.register_whole()
-        self._client.end_iteration()
+            self.is_in_iteration = False
+            if self._has_phases:
+                self._begin("D", 0)
+                self._kind, self._slot = "", NOT_RECORDED
+            elif self._is_learning and (self._num_begun >= _MIN_LEARNED or not self._has_seen_model):
+                self.register_whole()
+            client.end_iteration()
+        except Exception:  # noqa: BLE001  must not reach training
+            self.num_errors += 1
 
     @_shielded
     def abandon_iteration(self) -> None:

@@ -28,8 +28,6 @@ class TimedIterations:
         self.is_measured = False
         """Whether the cost of the client's calls in the current iteration is measured."""
         self.stride = 1
-        self.cost_s: float | None = None
-        """The newest cost of an iteration like the current one; None if none was measured."""
         self._is_like_previous = False
         self._new_until = NEW_ITERATIONS
         self._costs_s: dict[bool, deque[float]] = {is_timed: deque(maxlen=_NEWEST) for is_timed in (True, False)}
@@ -43,9 +41,7 @@ class TimedIterations:
         is_new = iteration_index < self._new_until
         is_timed = is_new or iteration_index % self.stride == 0
         self._is_like_previous = is_timed is self.is_timed
-        if not self._is_like_previous:
-            self.is_timed = is_timed
-            self._find_cost()
+        self.is_timed = is_timed
         self.is_measured = iteration_index % (_COST_EVERY_NEW if is_new else _COST_EVERY) == 0
         return is_timed
 
@@ -53,15 +49,15 @@ class TimedIterations:
         """Take the cost of the current iteration, into which falls the reading of the times of the one before."""
         if self._is_like_previous:
             self._costs_s[self.is_timed].append(cost_s)
-            self._find_cost()
             self.stride = self._best_stride()
 
     def add_time(self, time_s: float) -> None:
         self._times_s.append(time_s)
 
-    def _find_cost(self) -> None:
-        costs_s = self._costs_s[self.is_timed]
-        self.cost_s = costs_s[-1] if costs_s else None
+    def cost_s(self, *, is_timed: bool) -> float | None:
+        """Return the newest cost of an iteration whose instructions are timed, or are not; None if none is known."""
+        costs_s = self._costs_s[is_timed]
+        return costs_s[-1] if costs_s else None
 
     def _best_stride(self) -> int:
         """Return the smallest stride with which the client costs little enough; the largest one if none does."""
