@@ -196,7 +196,7 @@ class DeviceRecorder:
     def call_at_begin(self, slot: int, act: PlannedRequest) -> None:
         """Send a request when the device reaches the begin of the instruction that has just been marked."""
         current = self._current
-        if slot < 0 or current is None or self._is_sent_in_stream(act):
+        if slot < 0 or current is None or (self._requests is not None and self._requests.put(act)):
             return
         if not current.is_timed:
             self._device.record(current.begins[slot])
