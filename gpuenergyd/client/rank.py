@@ -45,6 +45,9 @@ from gpuenergyd.wire.messages import OrderRow, RankRegistration
 
 logger = logging.getLogger("gpuenergyd.client")
 _RELEASE_LIMIT_NS = 1_000_000_000
+_REPEAT_AFTER_NS = 100_000_000
+"""A clock that is in force from one iteration to the next is requested again after this time, since the daemon raises
+the clock of a program that it believes to pause."""
 T = TypeVar("T")
 _Ended: TypeAlias = tuple[RecordedIteration, int, int, str, bool | None, int, int]
 """A plain tuple, since it is made in each iteration: records, index, plan epoch, how it was captured, whether it ran in
@@ -156,6 +159,8 @@ class RankClient:
         self._plan: PreparedPlan = NO_PLAN
         self._requests: Mapping[OrderRow, PlannedClockRequest] = {}
         """The current plan's requests, by instruction."""
+        self._due: Mapping[OrderRow, PlannedClockRequest] = {}
+        """Those of the current iteration."""
         self._reporter: Reporter | None = None
         self._sender = ClockSender()
         self._lookout = DaemonLookout(socket_path)
@@ -164,8 +169,7 @@ class RankClient:
         self._is_in_iteration = self._is_in_capture = False
         self._is_raised = self._has_waits = False
         """Whether a pause has requested full speed since the last iteration; whether waits for data have times."""
-        self._iteration_index = -1
-        self._plan_epoch = 0
+        self._iteration_index, self._plan_epoch, self._in_force_until_ns = -1, 0, 0
         self._ended: _Ended | None = None
         """The newest iteration, until the next one begins."""
         self._unqueued: _Ended | None = None
@@ -372,7 +376,7 @@ class RankClient:
             self._is_cost_sampled = False
             begun_ns = perf_counter_ns()
             ended, self._ended = self._ended, None
-            self._begin_iteration(ended)
+            self._begin_iteration(ended, begun_ns)
             if self._timed.is_measured:
                 self._is_cost_sampled = True
                 self._cost_ns = perf_counter_ns() - begun_ns
@@ -380,7 +384,7 @@ class RankClient:
             self._count_error()
         return True
 
-    def _begin_iteration(self, ended: _Ended | None) -> None:
+    def _begin_iteration(self, ended: _Ended | None, begun_ns: int) -> None:
         self._iteration_index = iteration_index = self._iteration_index + 1
         plan = self._plans.plan_for(iteration_index)
         if plan.order and not self.may_reorder:
@@ -406,7 +410,13 @@ class RankClient:
             self._queue_ended()
         if plan is not self._plan:
             self._requests = {key: PlannedClockRequest(self._sender, plan, own) for key, own in plan.clocks.items()}
-            self._plan = plan
+            self._plan, self._in_force_until_ns = plan, 0
+        self._due = self._requests
+        if len(plan.changes) == 1:  # the clock is still in force from the iteration before
+            if begun_ns < self._in_force_until_ns and not self._is_raised:
+                self._due = {}
+            else:
+                self._in_force_until_ns = begun_ns + _REPEAT_AFTER_NS
         is_followed = (not plan.clocks or self._sender.can_send) and not plan.is_full_speed
         self._plan_epoch = plan.plan_epoch if is_followed else 0
         if plan.is_full_speed:
@@ -463,7 +473,7 @@ class RankClient:
             if recorded is not None:
                 expected = self._plan.order if self._plan_epoch and self._plan.order else self._order
                 is_in_order = None if begun is None else order == expected
-                num_dropped = self._pop_num_dropped() if self._requests else 0
+                num_dropped = self._pop_num_dropped() if self._due else 0
                 num_errors, self._num_errors = self._num_errors, 0
                 self._ended = (
                     recorded,
@@ -517,13 +527,13 @@ class RankClient:
             key = (kind, microbatch_index, chunk_index)
             if self._begun is None or self._is_in_capture:
                 slot = self._begin(key)
-                if key in self._requests and not self._is_in_capture:
-                    self._timer.call_at_begin(slot, self._requests[key])
+                if key in self._due and not self._is_in_capture:
+                    self._timer.call_at_begin(slot, self._due[key])
             else:
                 self._begun.append(key)
                 slot = NOT_RECORDED
-                if key in self._requests:
-                    self._timer.call_at_begin(self._begin(key), self._requests[key])
+                if key in self._due:
+                    self._timer.call_at_begin(self._begin(key), self._due[key])
             if (unqueued := self._unqueued) is not None:
                 self._unqueued = None
                 self._queue_report(unqueued)
