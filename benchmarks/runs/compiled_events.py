@@ -2,12 +2,17 @@
 
 Each call holds the interpreter's lock, as torch does, and takes 1 to 2 us. The device is as far behind the program as a
 GPU behind a launch-bound one: an event completes 20 us after it was recorded, in order. Values that the stream writes
-into host memory are written at that instant, by a thread without the lock. Compiled with gcc when the benchmark runs.
+into host memory are written at once: whoever waits for one looks every 0.5 ms only. Compiled with gcc when the
+benchmark runs.
+
+The times between events are CPU time of the training thread, so that other programs on the host change nothing of what
+the client does. They leave out what the program does between `stop_clock` and `start_clock`.
 """
 
 import ctypes
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -18,75 +23,48 @@ from gpuenergyd.client.timing.event_device import Anchor
 from gpuenergyd.client.timing.watched_requests import WatchedRequests
 
 _SOURCE = r"""
-#include <pthread.h>
 #include <stdint.h>
 #include <time.h>
 
 enum { MAKE_NS = 3000, RECORD_NS = 1200, QUERY_NS = 700, ELAPSED_NS = 1000, WRITE_NS = 1200, LAG_NS = 20000 };
-enum { EVENTS = 65536, WRITES = 4096 };
+enum { EVENTS = 65536 };
 
-static uint64_t completed_ns[EVENTS], last_ns;
-static int num_events;
-static struct { uint64_t at_ns; volatile uint32_t *where; uint32_t value; } writes[WRITES];
-static unsigned num_put, num_done;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static pthread_t writer;
-static int has_writer;
+static uint64_t completed_ns[EVENTS], device_ns[EVENTS], last_ns, stopped_ns, left_out_ns;
+static unsigned num_events;
+static clockid_t device_clock = CLOCK_MONOTONIC;
 
-static uint64_t now_ns(void) {
+static uint64_t read_ns(clockid_t clock) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(clock, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+static uint64_t now_ns(void) { return read_ns(CLOCK_MONOTONIC); }
 static void spin(uint64_t until_ns) { while (now_ns() < until_ns); }
 
-static uint64_t enqueue(uint64_t begun_ns, uint64_t cost_ns) {
-    spin(begun_ns + cost_ns);
-    last_ns = begun_ns + LAG_NS > last_ns ? begun_ns + LAG_NS : last_ns;
-    return last_ns;
-}
+void use_clock(int clock) { device_clock = clock; }
+void stop_clock(void) { stopped_ns = read_ns(device_clock); }
+void start_clock(void) { left_out_ns += read_ns(device_clock) - stopped_ns; }
 
-int make_event(void) { spin(now_ns() + MAKE_NS); return num_events < EVENTS ? num_events++ : -1; }
-void record(int event) { completed_ns[event] = enqueue(now_ns(), RECORD_NS); }
+int make_event(void) { spin(now_ns() + MAKE_NS); return num_events++ % EVENTS; }
 int query(int event) { spin(now_ns() + QUERY_NS); return now_ns() >= completed_ns[event]; }
 void synchronize(int event) { spin(completed_ns[event]); }
-void record_aside(int event) { spin(now_ns() + RECORD_NS); completed_ns[event] = now_ns() + LAG_NS; }
+
+void record(int event) {
+    uint64_t begun_ns = now_ns();
+    device_ns[event] = read_ns(device_clock) - left_out_ns;
+    spin(begun_ns + RECORD_NS);
+    completed_ns[event] = last_ns = begun_ns + LAG_NS > last_ns ? begun_ns + LAG_NS : last_ns;
+}
 
 double elapsed_ms(int first, int second) {
     spin(now_ns() + ELAPSED_NS);
-    return (float)((double)(int64_t)(completed_ns[second] - completed_ns[first]) / 1e6);
-}
-
-static void *write_values(void *unused) {
-    (void)unused;
-    pthread_mutex_lock(&lock);
-    for (;;) {
-        while (num_done == num_put) pthread_cond_wait(&changed, &lock);
-        unsigned slot = num_done % WRITES;
-        uint64_t at_ns = writes[slot].at_ns;
-        struct timespec until = { (time_t)(at_ns / 1000000000u), (long)(at_ns % 1000000000u) };
-        pthread_mutex_unlock(&lock);
-        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, 0);
-        *writes[slot].where = writes[slot].value;
-        pthread_mutex_lock(&lock);
-        num_done++;
-    }
-    return 0;
+    return (float)((double)(int64_t)(device_ns[second] - device_ns[first]) / 1e6);
 }
 
 void write_value(uint64_t where, uint32_t value) {
-    uint64_t begun_ns = now_ns();
-    if (!has_writer) has_writer = !pthread_create(&writer, 0, write_values, 0);
-    uint64_t at_ns = enqueue(begun_ns, WRITE_NS / 2);
-    pthread_mutex_lock(&lock);
-    writes[num_put % WRITES].at_ns = at_ns;
-    writes[num_put % WRITES].where = (volatile uint32_t *)where;
-    writes[num_put++ % WRITES].value = value;
-    pthread_cond_signal(&changed);
-    pthread_mutex_unlock(&lock);
-    spin(begun_ns + WRITE_NS);
+    spin(now_ns() + WRITE_NS);
+    *(volatile uint32_t *)where = value;
 }
 """
 
@@ -97,13 +75,13 @@ def missing_compiler() -> str | None:
 
 
 class CompiledDevice:
-    """An EventDevice of compiled events; one per process."""
+    """An EventDevice of compiled events; one per process, made by the training thread."""
 
     def __init__(self, folder: Path) -> None:
         """Compile the events in a folder."""
         (folder / "events.c").write_text(_SOURCE, encoding="utf-8")
         library = folder / "events.so"
-        command = ["gcc", "-O2", "-shared", "-fPIC", "-pthread", "-o", str(library), str(folder / "events.c")]
+        command = ["gcc", "-O2", "-shared", "-fPIC", "-o", str(library), str(folder / "events.c")]
         subprocess.run(command, check=True)
         calls, unlocked = ctypes.PyDLL(str(library)), ctypes.CDLL(str(library))
         calls.elapsed_ms.restype = ctypes.c_double
@@ -113,7 +91,9 @@ class CompiledDevice:
         self._make, self.record, self._query = calls.make_event, calls.record, calls.query
         self.elapsed_ms = calls.elapsed_ms
         self._write_value = calls.write_value
-        self._record_aside, self._synchronize = calls.record_aside, unlocked.synchronize
+        self._synchronize = unlocked.synchronize
+        self.stop_clock, self.start_clock = calls.stop_clock, calls.start_clock
+        calls.use_clock(time.pthread_getcpuclockid(threading.get_ident()))
 
     def make_event(self) -> int:
         """Return a new event."""
@@ -128,7 +108,7 @@ class CompiledDevice:
         """Complete an event now."""
         event = self.make_event()
         before_ns = time.monotonic_ns()
-        self._record_aside(event)
+        self.record(event)
         self._synchronize(event)
         after_ns = time.monotonic_ns()
         return Anchor(event, (before_ns + after_ns) // 2, after_ns - before_ns)

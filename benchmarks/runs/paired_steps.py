@@ -24,9 +24,15 @@ NS_PER_US = 1_000
 class Switch:
     """Removes an attachment's wrappers and adds them again; the rank stays in its job."""
 
-    def __init__(self, handle: Handle, *, others: tuple[tuple[object, str], ...] = ()) -> None:
-        """`others` are further attributes that the attachment has replaced: target and name."""
+    def __init__(
+        self, handle: Handle, *, others: tuple[tuple[object, str], ...] = (), makes_pauses: bool = True
+    ) -> None:
+        """`others` are further attributes that the attachment has replaced: target and name.
+
+        Without pauses, the iterations with the adapter follow each other for the rank as if there were no others.
+        """
         self._handle = handle
+        self._makes_pauses = makes_pauses
         wrapped = [w for w in handle._wrapped if isinstance(w, WrappedAttribute)]  # noqa: SLF001  only needed here
         self._places = [(w, w._target, w._name, w._wrapper) for w in wrapped]  # noqa: SLF001  as above
         self._others = [(target, name, getattr(target, name)) for target, name in others]
@@ -40,7 +46,7 @@ class Switch:
             for target, name, attached in self._others:
                 setattr(target, name, attached)
         elif self._is_on and not is_on:
-            if self._handle._rank is not None:  # noqa: SLF001  as above
+            if self._makes_pauses and self._handle._rank is not None:  # noqa: SLF001  as above
                 self._handle._rank.pause()  # noqa: SLF001  as above
             for target, name, _ in self._others:
                 setattr(target, name, None)

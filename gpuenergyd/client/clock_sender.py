@@ -30,7 +30,16 @@ class PlannedClockRequest(NamedTuple):
 
     def datagram(self) -> Datagram | None:
         """Return what is to be sent when the instruction begins; None if nothing can be sent."""
-        return self.sender.datagram(self.plan, self.clocks)
+        sender, plan, (sm_clock_mhz, later_sm_clock_mhz, later_delay_ns, further) = self
+        clock_socket = sender.reporter.clock_socket if sender.reporter is not None else None
+        if clock_socket is None:
+            sender.num_dropped += 1
+            return None
+        sequence = sender.next_sequence() & 0xFFFFFFFF
+        data = pack_clock_request(sequence, plan.token, plan.plan_epoch, sm_clock_mhz, later_sm_clock_mhz, 0, 0)
+        if further:
+            data += pack_further_clocks([TimedClock(mhz, delay_ns) for mhz, delay_ns in further], 0)
+        return Datagram(data, later_delay_ns if later_sm_clock_mhz else 0, clock_socket)
 
     def give_up_socket(self) -> None:
         """Connect anew for later requests."""
@@ -46,24 +55,13 @@ class ClockSender:
         self.timetables = ReplayTimetables()
         self.num_dropped = 0
         """Requests that could not be sent since the last report."""
-        self._sequence = itertools.count(1)
+        self.next_sequence = itertools.count(1).__next__
+        """Returns the number of the next request."""
 
     @property
     def can_send(self) -> bool:
         """Whether the daemon takes requests."""
         return self.reporter is not None and self.reporter.clock_socket is not None
-
-    def datagram(self, plan: PreparedPlan, clocks: PlannedClocks) -> Datagram | None:
-        """Return the request for an instruction's clocks, to be sent when it begins; None without a socket."""
-        clock_socket = self.reporter.clock_socket if self.reporter is not None else None
-        if clock_socket is None:
-            self.num_dropped += 1
-            return None
-        sm_clock_mhz, later_sm_clock_mhz, later_delay_ns, further = clocks
-        data = self._pack(plan, sm_clock_mhz, later_sm_clock_mhz, 0, 0)
-        if further:
-            data += pack_further_clocks([TimedClock(mhz, delay_ns) for mhz, delay_ns in further], 0)
-        return Datagram(data, later_delay_ns if later_sm_clock_mhz else 0, clock_socket)
 
     def request(self, plan: PreparedPlan, clocks: PlannedClocks) -> None:
         """Request the clocks of an instruction that begins now."""
@@ -91,7 +89,7 @@ class ClockSender:
         self, plan: PreparedPlan, sm_clock_mhz: int, later_sm_clock_mhz: int, later_at_mono_ns: int, now_mono_ns: int
     ) -> bytes:
         return pack_clock_request(
-            next(self._sequence) & 0xFFFFFFFF,
+            self.next_sequence() & 0xFFFFFFFF,
             plan.token,
             plan.plan_epoch,
             sm_clock_mhz,

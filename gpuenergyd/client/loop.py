@@ -84,7 +84,9 @@ class LoopJob:
 
     def iteration(self) -> AbstractContextManager[None]:
         """Return a context manager around one iteration."""
-        return LoopIteration(self._marks) if self.join() else _NOT_FOLLOWED
+        client = self._client
+        is_joined = client is not None and not client.is_unheard
+        return self._marks if is_joined or self.join() else _NOT_FOLLOWED
 
     def pause(self) -> None:
         """Mark a pause after an iteration (evaluation, checkpoint), so that it does not count into the iteration."""
@@ -162,26 +164,6 @@ class LoopJob:
             return None if torch is None else TorchPhases(torch, self._marks, registers_steps=self._registers_steps)
         except Exception:  # noqa: BLE001  torch may lack anything; one instruction per iteration needs no hook
             return None
-
-
-class LoopIteration:
-    """Context manager of one iteration; an exception propagates, and the iteration is not reported."""
-
-    __slots__ = ("_marks",)
-
-    def __init__(self, marks: PhaseMarks) -> None:
-        self._marks = marks
-
-    def __enter__(self) -> None:
-        self._marks.begin_iteration()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self._marks.abandon_iteration()
-        else:
-            self._marks.end_iteration()
 
 
 def job(

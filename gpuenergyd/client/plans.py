@@ -100,6 +100,8 @@ class PlanQueue:
 
     def plan_for(self, iteration_index: int) -> PreparedPlan:
         """Return the plan of this iteration: the newest one that applies from this or an earlier iteration."""
+        if not self._inbox and not self._future:
+            return self._current
         while self._inbox:
             plan = self._inbox.popleft()
             if plan is None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic_ns, perf_counter_ns
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from gpuenergyd.client.clock_sender import ClockSender, PlannedClockRequest
 from gpuenergyd.client.environment import (
@@ -45,7 +45,13 @@ from gpuenergyd.wire.messages import OrderRow, RankRegistration
 
 logger = logging.getLogger("gpuenergyd.client")
 _RELEASE_LIMIT_NS = 1_000_000_000
+_REPEAT_AFTER_NS = 100_000_000
+"""A clock that is in force from one iteration to the next is requested again after this time, since the daemon raises
+the clock of a program that it believes to pause."""
 T = TypeVar("T")
+_Ended: TypeAlias = tuple[RecordedIteration, int, int, str, bool | None, int, int]
+"""A plain tuple, since it is made in each iteration: records, index, plan epoch, how it was captured, whether it ran in
+order if its instructions were not timed, requests that were not sent, and exceptions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +159,8 @@ class RankClient:
         self._plan: PreparedPlan = NO_PLAN
         self._requests: Mapping[OrderRow, PlannedClockRequest] = {}
         """The current plan's requests, by instruction."""
+        self._due: Mapping[OrderRow, PlannedClockRequest] = {}
+        """Those of the current iteration."""
         self._reporter: Reporter | None = None
         self._sender = ClockSender()
         self._lookout = DaemonLookout(socket_path)
@@ -161,16 +169,15 @@ class RankClient:
         self._is_in_iteration = self._is_in_capture = False
         self._is_raised = self._has_waits = False
         """Whether a pause has requested full speed since the last iteration; whether waits for data have times."""
-        self._iteration_index = -1
-        self._plan_epoch = 0
-        self._recorded: RecordedIteration | None = None
-        self._unqueued: FinishedIteration | None = None
+        self._iteration_index, self._plan_epoch, self._in_force_until_ns = -1, 0, 0
+        self._ended: _Ended | None = None
+        """The newest iteration, until the next one begins."""
+        self._unqueued: _Ended | None = None
         """The previous iteration, until the first instruction of this one has begun."""
-        self._num_errors = 0
+        self._num_errors = self._num_registrations = 0
         self._timed = TimedIterations()
-        self._num_registrations = 0
-        self._is_in_order: bool | None = None
-        """Of the newest iteration: as in `IterationReport`."""
+        self._begun: list[OrderRow] | None = None
+        """The instructions begun in an iteration of which only their order counts; None in any other."""
         self._is_cost_sampled, self._cost_ns = False, 0
         self.memory_bytes: tuple[int, ...] = ()
         """Memory to report with the next iterations, as in `IterationReport`; the adapter measures it."""
@@ -364,11 +371,12 @@ class RankClient:
         if self._is_inert:
             return False
         try:
-            if not self._finds_daemon():
+            if (self._reporter is None or self._reporter.is_stranded) and not self._finds_daemon():
                 return False
             self._is_cost_sampled = False
             begun_ns = perf_counter_ns()
-            self._begin_iteration()
+            ended, self._ended = self._ended, None
+            self._begin_iteration(ended, begun_ns)
             if self._timed.is_measured:
                 self._is_cost_sampled = True
                 self._cost_ns = perf_counter_ns() - begun_ns
@@ -376,25 +384,40 @@ class RankClient:
             self._count_error()
         return True
 
-    def _begin_iteration(self) -> None:
-        finished = self._pop_finished()
-        self._iteration_index += 1
-        plan = self._plans.plan_for(self._iteration_index)
+    def _begin_iteration(self, ended: _Ended | None, begun_ns: int) -> None:
+        self._iteration_index = iteration_index = self._iteration_index + 1
+        plan = self._plans.plan_for(iteration_index)
         if plan.order and not self.may_reorder:
             plan = at_full_speed(plan)
-        self._decide_timing(plan)
-        self._timer.begin_iteration(finished.recorded if finished is not None else None, is_timed=self._timed.is_timed)
+        # All instructions are timed as long as the daemon needs them: under what is new, and where they show waits.
+        num_registrations = self._reporter.num_untimed_registrations if self._reporter is not None else 0
+        if (
+            plan is not self._plan
+            or num_registrations != self._num_registrations
+            or not num_registrations
+            or self._has_waits
+        ):
+            self._num_registrations = num_registrations
+            self._timed.restart(iteration_index)
+        is_timed = self._timed.begin(iteration_index)
+        self._begun = None if is_timed else []
+        self._timer.begin_iteration(None if ended is None else ended[0], is_timed=is_timed)
         self._captured = self._captured_always
         if self._unqueued is not None:
-            self._queue_unqueued()
-        if self._reporter is None:  # its times may decide how this iteration is marked
-            self._queue_report(finished)
-        else:
-            self._unqueued = finished
+            self._queue_report(self._unqueued)
+        self._unqueued = ended
+        if self._reporter is None and ended is not None:  # its times may decide how this iteration is marked
+            self._queue_ended()
         if plan is not self._plan:
             self._requests = {key: PlannedClockRequest(self._sender, plan, own) for key, own in plan.clocks.items()}
-        self._plan = plan
-        is_followed = (self._sender.can_send or not plan.clocks) and not plan.is_full_speed
+            self._plan, self._in_force_until_ns = plan, 0
+        self._due = self._requests
+        if len(plan.changes) == 1:  # the clock is still in force from the iteration before
+            if begun_ns < self._in_force_until_ns and not self._is_raised:
+                self._due = {}
+            else:
+                self._in_force_until_ns = begun_ns + _REPEAT_AFTER_NS
+        is_followed = (not plan.clocks or self._sender.can_send) and not plan.is_full_speed
         self._plan_epoch = plan.plan_epoch if is_followed else 0
         if plan.is_full_speed:
             self._request(plan, plan.full_speed_sm_clock_mhz)
@@ -402,19 +425,6 @@ class RankClient:
             self._request(plan, plan.changes[-1].sm_clock_mhz)
         self._is_raised = False
         self._is_in_iteration = True
-
-    def _decide_timing(self, plan: PreparedPlan) -> None:
-        """Decide whether the instructions of the iteration that begins are timed.
-
-        All are as long as the daemon needs them: under what is new, and where they show waits.
-        """
-        reporter = self._reporter
-        num_registrations = reporter.num_registrations if reporter is not None and reporter.takes_untimed else 0
-        is_known = plan is self._plan and num_registrations == self._num_registrations
-        if not is_known or not num_registrations or self._has_waits:
-            self._num_registrations = num_registrations
-            self._timed.restart(self._iteration_index)
-        self._timed.begin(self._iteration_index)
 
     def begin_capture(self) -> bool:
         """Have instructions marked in the graph that the program captures; return False if it captures none."""
@@ -440,11 +450,11 @@ class RankClient:
             return
         try:
             self._captured = TIMETABLE
-            self._timed.is_timed = True
+            self._timed.is_timed, self._begun = True, None
             self._recorder.replay(captured)
             if self._plan.changes:
                 self._recorder.call_with_instant(partial(self._sender.request_timetable, self._plan))
-            self._queue_unqueued()
+            self._queue_ended()
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
 
@@ -456,11 +466,24 @@ class RankClient:
         try:
             self._is_in_iteration = False
             if self._unqueued is not None:
-                self._queue_unqueued()
-            order = self._timer.order()
-            self._recorded = self._timer.end_iteration()
-            expected = self._plan.order if self._plan_epoch and self._plan.order else self._order
-            self._is_in_order = None if self._timed.is_timed else order == expected
+                self._queue_ended()
+            begun, self._begun = self._begun, None
+            order = self._timer.order() if begun is None else tuple(begun)
+            recorded = self._timer.end_iteration()
+            if recorded is not None:
+                expected = self._plan.order if self._plan_epoch and self._plan.order else self._order
+                is_in_order = None if begun is None else order == expected
+                num_dropped = self._pop_num_dropped() if self._due else 0
+                num_errors, self._num_errors = self._num_errors, 0
+                self._ended = (
+                    recorded,
+                    self._iteration_index,
+                    self._plan_epoch,
+                    self._captured,
+                    is_in_order,
+                    num_dropped,
+                    num_errors,
+                )
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
             return ()
@@ -475,7 +498,7 @@ class RankClient:
             return
         try:
             self._is_in_iteration = False
-            self._queue_unqueued()
+            self._queue_ended()
             recorded = self._timer.end_iteration()
             if recorded is not None:
                 self._timer.call_when_known(recorded, recorded.free)
@@ -487,8 +510,7 @@ class RankClient:
         if self._is_inert:
             return
         try:
-            self._queue_unqueued()
-            self._queue_report(self._pop_finished())
+            self._queue_ended()
             if self._requests and self._plan.full_speed_sm_clock_mhz:
                 self._request(self._plan, self._plan.full_speed_sm_clock_mhz)
                 self._is_raised = True
@@ -503,15 +525,22 @@ class RankClient:
             return self._sample(partial(self.begin_instruction, kind, microbatch_index, chunk_index))
         try:
             key = (kind, microbatch_index, chunk_index)
-            slot = self._begin(key)
-            if key in self._requests and not self._is_in_capture:
-                self._timer.call_at_begin(slot, self._requests[key])
-            if self._unqueued is not None:
-                self._queue_unqueued()
+            if self._begun is None or self._is_in_capture:
+                slot = self._begin(key)
+                if key in self._due and not self._is_in_capture:
+                    self._timer.call_at_begin(slot, self._due[key])
+            else:
+                self._begun.append(key)
+                slot = NOT_RECORDED
+                if key in self._due:
+                    self._timer.call_at_begin(self._begin(key), self._due[key])
+            if (unqueued := self._unqueued) is not None:
+                self._unqueued = None
+                self._queue_report(unqueued)
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
             return NOT_RECORDED
-        return slot if self._timed.is_timed or self._is_in_capture else NOT_RECORDED
+        return slot
 
     def end_instruction(self, slot: int) -> None:
         """Mark the end of an instruction; a later call with the same slot overwrites it."""
@@ -540,8 +569,7 @@ class RankClient:
             return
         try:
             give_up_mono_ns = monotonic_ns() + (_RELEASE_LIMIT_NS if shall_wait else 0)
-            self._queue_unqueued()
-            self._queue_report(self._pop_finished())
+            self._queue_ended()
             self._is_inert = True
             self._is_in_iteration = False
             self._plan, self._requests = NO_PLAN, {}
@@ -557,48 +585,31 @@ class RankClient:
         """Disable the copy in a forked child: a data-loader worker is not this rank."""
         self._is_inert = True
         self._is_in_iteration = False
-        self._unqueued = None
+        self._unqueued = self._ended = None
         self._plan, self._requests = NO_PLAN, {}
         if self._reporter is not None:
             self._reporter.close_in_child()
-
-    def _pop_finished(self) -> FinishedIteration | None:
-        recorded, self._recorded = self._recorded, None
-        if recorded is None:
-            return None
-        finished = FinishedIteration(
-            iteration_index=self._iteration_index,
-            plan_epoch=self._plan_epoch,
-            num_records_dropped=self._pop_num_dropped(),
-            num_client_errors=self._num_errors,
-            captured=self._captured,
-            recorded=recorded,
-            memory_bytes=self.memory_bytes,
-            reorder_refusal="" if self._registration.reorder_refusal else self.reorder_refusal,
-            client_cost_s=self._timed.cost_s,
-            is_in_order=self._is_in_order,
-        )
-        self._num_errors = 0
-        return finished
 
     def _pop_num_dropped(self) -> int:
         num_dropped, self._sender.num_dropped = self._sender.num_dropped, 0
         return num_dropped + (self._recorder.pop_num_dropped() if self._recorder is not None else 0)
 
-    def _queue_unqueued(self) -> None:
-        finished, self._unqueued = self._unqueued, None
-        self._queue_report(finished)
+    def _queue_ended(self) -> None:
+        """Have the iterations that have ended reported once their times are known."""
+        unqueued, self._unqueued = self._unqueued, None
+        ended, self._ended = self._ended, None
+        for one in (unqueued, ended):
+            if one is not None:
+                self._queue_report(one)
 
-    def _queue_report(self, finished: FinishedIteration | None) -> None:
-        """Have an iteration reported once its times are known."""
-        if finished is None:
-            return
+    def _queue_report(self, ended: _Ended) -> None:
+        recorded = ended[0]
         if self._reporter is not None:
-            self._timer.call_when_known(finished.recorded, partial(self._report, finished))
+            self._timer.call_when_known(recorded, partial(self._report, ended))
         elif self._learn_times is not None:
-            self._timer.call_when_known(finished.recorded, partial(self._learn, finished.recorded, self._learn_times))
+            self._timer.call_when_known(recorded, partial(self._learn, recorded, self._learn_times))
         else:
-            finished.recorded.free()
+            recorded.free()
 
     @staticmethod
     def _learn(recorded: RecordedIteration, learn_times: Callable[[IterationTimes], None]) -> None:
@@ -607,16 +618,27 @@ class RankClient:
         finally:
             recorded.free()
 
-    def _report(self, finished: FinishedIteration) -> None:
+    def _report(self, ended: _Ended) -> None:
+        recorded, iteration_index, plan_epoch, captured, is_in_order, num_dropped, num_errors = ended
+        times = recorded.times()
+        recorded.free()
         if self._reporter is None:  # its daemon has gone meanwhile
-            finished.recorded.free()
             return
-        times = finished.recorded.times()
-        finished.recorded.free()
-        if finished.captured == TIMETABLE:
-            self._sender.timetables.add_replay(finished.plan_epoch, times)
+        if captured == TIMETABLE:
+            self._sender.timetables.add_replay(plan_epoch, times)
         if times.next_begin_mono_ns:
             self._timed.add_time((times.next_begin_mono_ns - times.begin_mono_ns) / 1e9)
+        finished = FinishedIteration(
+            iteration_index,
+            plan_epoch,
+            num_dropped,
+            num_errors,
+            captured,
+            self.memory_bytes,
+            "" if self._registration.reorder_refusal else self.reorder_refusal,
+            self._timed.cost_s(is_timed=is_in_order is None),
+            is_in_order,
+        )
         self._reporter.put(finished, times, launched_iteration_index=self._iteration_index)
 
     def _request(self, plan: PreparedPlan, sm_clock_mhz: int) -> None:

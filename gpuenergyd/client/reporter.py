@@ -27,7 +27,7 @@ from gpuenergyd.client.daemon_answers import CircuitBreaker, DaemonSilence
 from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.client.plans import PlanQueue, prepare
 from gpuenergyd.client.run_mark import delete_mark
-from gpuenergyd.client.timing.recorder import InstructionTimer, IterationTimes, RecordedIteration
+from gpuenergyd.client.timing.recorder import InstructionTimer, IterationTimes
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import GpuEnergyError, ProtocolError
 from gpuenergyd.wire import MAX_ITERATION_REPORT_BYTES, MAX_REPORTS
@@ -74,7 +74,6 @@ class FinishedIteration(NamedTuple):
     num_records_dropped: int
     num_client_errors: int
     captured: str
-    recorded: RecordedIteration
     memory_bytes: tuple[int, ...] = ()
     reorder_refusal: str = ""
     client_cost_s: float | None = None
@@ -126,8 +125,8 @@ class Reporter:
         """Whether the thread has ended because nobody listens on the socket; not set once it has registered."""
         self.num_registrations = 0
         """How often the daemon has accepted this rank: another daemon knows nothing of what was measured before."""
-        self.takes_untimed = False
-        """Whether the daemon can do without the times of instructions in most iterations."""
+        self.num_untimed_registrations = 0
+        """The same while the daemon can do without the times of instructions in most iterations, else 0."""
         self._takes_several = False
         self.energy_per_gpu_j: float | None = None
         self.power_per_gpu_w: float | None = None
@@ -291,7 +290,8 @@ class Reporter:
         if self._timer is not None and any(plan.clocks or plan.full_speed_sm_clock_mhz for plan in plans):
             self._timer.prepare_requests()
         self._plans.add(plans)
-        self._takes_several, self.takes_untimed = decoded.takes_several, decoded.takes_untimed
+        self._takes_several = decoded.takes_several
+        self.num_untimed_registrations = self.num_registrations if decoded.takes_untimed else 0
         if decoded.energy_per_gpu_j is not None:
             self.energy_per_gpu_j, self.power_per_gpu_w = decoded.energy_per_gpu_j, decoded.power_per_gpu_w
 
@@ -344,7 +344,7 @@ class Reporter:
 
     def _discard_registration(self) -> None:
         self._registered = None
-        self._takes_several = self.takes_untimed = False
+        self._takes_several, self.num_untimed_registrations = False, 0
         self._known_reply = b""
         self._plans.clear()
         self.retire_clock_socket()

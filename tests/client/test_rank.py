@@ -183,6 +183,31 @@ def test_a_pause_runs_at_full_speed_and_the_iteration_after_it_under_the_plan(da
     assert [each.sm_clock_mhz for each in after] == [1110, 1005]
 
 
+def test_a_clock_that_is_in_force_is_not_requested_in_each_short_iteration(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuenergyd.client.rank._REPEAT_AFTER_NS", 10**18)
+    client = make_client(daemon.socket_path)
+    run_until_reported(client, daemon)
+    daemon.plans = [{**plan_slice(1, 0, [("B", 0, 0, 0, 900)]), "full_speed_sm_clock_mhz": 1410}]
+    while run_until_reported(client, daemon)["plan_epoch"] != 1:
+        pass
+    for _ in range(3):
+        run_iteration(client)
+    client.pause()
+    for _ in range(3):
+        run_iteration(client)
+    monkeypatch.setattr("gpuenergyd.client.rank._REPEAT_AFTER_NS", 0)
+    client.pause()
+    for _ in range(3):
+        run_iteration(client)
+
+    clocks_mhz = [get(daemon.clock_requests).request.sm_clock_mhz for _ in range(9)]
+    client.release()
+    # Once; after a pause at its begin and in its place; and in each iteration once the time has passed.
+    assert clocks_mhz == [900, 1410, 900, 900, 1410, 900, 900, 900, 900]
+
+
 def test_failed_iteration_is_not_reported(daemon: FakeDaemon) -> None:
     client = make_client(daemon.socket_path)
     run_until_reported(client, daemon)

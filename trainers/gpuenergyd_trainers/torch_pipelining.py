@@ -120,7 +120,8 @@ class PipelineHandle(Handle):
                 try:
                     return compute(*args, **kwargs)
                 finally:
-                    end(slot)
+                    if slot != NOT_RECORDED:
+                        end(slot)
                     if measured is not None:
                         self.shielded(measured.end_forward)
                     if is_last_forward:
@@ -143,7 +144,8 @@ class PipelineHandle(Handle):
                 try:
                     return compute(*args, **kwargs)
                 finally:
-                    end(slot)
+                    if slot != NOT_RECORDED:
+                        end(slot)
 
             return backward_in_job
 
@@ -154,8 +156,9 @@ class PipelineHandle(Handle):
 
         def loss_in_job(*args: Any, **kwargs: Any) -> Any:
             result = loss(*args, **kwargs)
-            client.end_instruction(self._last_forward_slot)
-            self._last_forward_slot = NOT_RECORDED
+            if self._last_forward_slot != NOT_RECORDED:
+                client.end_instruction(self._last_forward_slot)
+                self._last_forward_slot = NOT_RECORDED
             return result
 
         return loss_in_job

@@ -15,6 +15,7 @@ after forwards and backwards of its own: these are no chain of phases of one mod
 from collections import deque
 from collections.abc import Callable
 from functools import wraps
+from types import TracebackType
 from typing import Any
 
 from gpuenergyd.client.phases.step_cycle import StepCycle, StepTurn
@@ -50,8 +51,9 @@ def _shielded(act: Callable[["PhaseMarks"], None]) -> Callable[["PhaseMarks"], N
 class PhaseMarks:
     """Marks of one rank's phases; called by the hooks of the training, in order of launch.
 
-    With a `cycle`, nobody marks iterations: one ends with the last step of the optimizers' cycle, and the next begins
-    with the first forward after that, or at once where no forward is seen before the next step.
+    As a context manager it marks an iteration. With a `cycle`, nobody marks iterations: one ends with the last step of
+    the optimizers' cycle, and the next begins with the first forward after that, or at once where no forward is seen
+    before the next step.
     """
 
     def __init__(self, *, cycle: StepCycle | None = None) -> None:
@@ -65,11 +67,13 @@ class PhaseMarks:
         self._shall_be_whole = False
         self._is_learning = True
         self._num_begun = 0
-        self._is_whole = False
+        self.is_whole = False
+        """Whether iterations have one instruction, without phases."""
         self._kept: frozenset[OrderRow] | None = None
         """The phases that are marked; None: all."""
         self._learned: deque[IterationTimes] = deque(maxlen=_MAX_LEARNED)
-        self._is_in_iteration = False
+        self.is_in_iteration = False
+        """Whether an iteration has begun and not ended."""
         self._is_paused = False
         self._kind = ""
         self._slot = NOT_RECORDED
@@ -91,7 +95,7 @@ class PhaseMarks:
 
     def register_whole(self) -> None:
         """Have one instruction per iteration from now on."""
-        self._is_learning, self._is_whole, self._kept = False, True, frozenset(WHOLE_ITERATION)
+        self._is_learning, self.is_whole, self._kept = False, True, frozenset(WHOLE_ITERATION)
         self.when_whole()
         if self._client is not None:
             self._client.register(WHOLE_ITERATION)
@@ -117,55 +121,74 @@ class PhaseMarks:
         if self._is_learning and self._num_begun:
             self.register_whole()
 
-    @_shielded
     def begin_iteration(self) -> None:
         """Begin an iteration, with its first forward."""
-        if self._client is None:
+        client = self._client
+        if client is None:
             return
-        self._may_begin = self._has_stepped = False
-        if self._shall_be_whole and not self._is_whole:
-            self._become_whole()
-        self._client.begin_iteration()
-        if self._is_learning:
-            self._num_begun += 1
-            self._decide()
-        self._is_in_iteration, self._is_paused, self._has_phases = True, False, False
-        self._microbatch = self._num_steps = 0
-        self._begin("F", 0)
+        try:
+            self._may_begin = self._has_stepped = False
+            if self._shall_be_whole and not self.is_whole:
+                self._become_whole()
+            client.begin_iteration()
+            if self._is_learning:
+                self._num_begun += 1
+                self._decide()
+            self.is_in_iteration, self._is_paused, self._has_phases = True, False, False
+            self._microbatch = self._num_steps = 0
+            self._kind, self._slot = "F", client.begin_instruction("F", 0)
+        except Exception:  # noqa: BLE001  must not reach training
+            self.num_errors += 1
 
-    @_shielded
+    __enter__ = begin_iteration
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End the iteration; one that raises is discarded."""
+        if kind is not None:
+            self.abandon_iteration()
+        else:
+            self.end_iteration()
+
     def end_iteration(self) -> None:
         """End the iteration; what follows until the next begin is a wait for data."""
-        if self._client is None or not self._is_in_iteration:
+        client = self._client
+        if client is None or not self.is_in_iteration:
             return
-        self._end()
-        self._is_in_iteration = False
-        if self._has_phases:
-            self._begin("D", 0)
+        try:
+            if self._slot != NOT_RECORDED:
+                client.end_instruction(self._slot)
             self._kind, self._slot = "", NOT_RECORDED
-        elif self._is_learning and (self._num_begun >= _MIN_LEARNED or not self._has_seen_model):
-            self.register_whole()
-        self._client.end_iteration()
+            self.is_in_iteration = False
+            if self._has_phases:
+                self._begin("D", 0)
+                self._kind, self._slot = "", NOT_RECORDED
+            elif self._is_learning and (self._num_begun >= _MIN_LEARNED or not self._has_seen_model):
+                self.register_whole()
+            client.end_iteration()
+        except Exception:  # noqa: BLE001  must not reach training
+            self.num_errors += 1
 
     @_shielded
     def abandon_iteration(self) -> None:
         """Discard the iteration, for instance after an exception."""
         if self._client is not None:
-            self._is_in_iteration = False
+            self.is_in_iteration = False
             self._kind, self._slot = "", NOT_RECORDED
             self._client.abandon_iteration()
 
     @_shielded
     def pause(self) -> None:
         """Mark an evaluation or a checkpoint between iterations, which is no part of any."""
-        if self._client is not None and not self._is_in_iteration and not self._is_paused:
+        if self._client is not None and not self.is_in_iteration and not self._is_paused:
             self._is_paused = True
             self._client.pause()
 
     @_shielded
     def forward_begins(self) -> None:
         self._has_seen_model = True
-        if not self._is_in_iteration:
+        if not self.is_in_iteration:
             if self._may_begin:
                 self.begin_iteration()
             return
@@ -177,7 +200,7 @@ class PhaseMarks:
 
     def backward_begins(self) -> bool:
         """Mark the begin of a backward; return whether `backward_ends` is to be called at its end."""
-        if self._is_whole or not self._is_in_iteration:
+        if self.is_whole or not self.is_in_iteration:
             return False
         self._shall_be_whole |= self._has_stepped
         if self._kind not in {"F", "C"}:
@@ -198,7 +221,7 @@ class PhaseMarks:
 
     @_shielded
     def optimizer_begins(self) -> None:
-        if self._is_in_iteration and self._kind in {"", "C"} and self._has_phases:
+        if self.is_in_iteration and self._kind in {"", "C"} and self._has_phases:
             self._begin_next("O", self._num_steps)
             self._num_steps += 1
 
@@ -220,7 +243,7 @@ class PhaseMarks:
 
     def _handle_turn(self, turn: StepTurn) -> None:
         is_known = turn in {StepTurn.WITHIN, StepTurn.LAST}
-        if is_known and self._may_begin and not self._is_in_iteration:  # no forward was seen since the last step
+        if is_known and self._may_begin and not self.is_in_iteration:  # no forward was seen since the last step
             self._begins_at_end = self._shall_be_whole = True
         self._may_begin, self._has_stepped = False, True
         if turn is StepTurn.LAST:
@@ -238,7 +261,7 @@ class PhaseMarks:
         if self._is_learning or self._client is None:
             self.register_whole()
             return
-        self._is_whole, self._kept = True, frozenset(WHOLE_ITERATION)
+        self.is_whole, self._kept = True, frozenset(WHOLE_ITERATION)
         self._client.pause()
         self._client.change_order(WHOLE_ITERATION, num_microbatches=1)
 

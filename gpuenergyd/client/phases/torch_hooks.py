@@ -178,12 +178,13 @@ class TorchPhases:
     # --- hooks ---
 
     def _before_forward(self, module: Any, _args: Any) -> None:
-        if self._torch.compiler.is_compiling():
+        marks = self._marks
+        if self._torch.compiler.is_compiling() or (marks.is_whole and marks.is_in_iteration):
             return
         if self._is_training(module):
-            self._marks.forward_begins()
+            marks.forward_begins()
         else:
-            self._marks.pause()  # an evaluation, unless it is part of an iteration
+            marks.pause()  # an evaluation, unless it is part of an iteration
 
     def _before_wrapped_forward(self, module: Any, _args: Any) -> None:
         if not self._torch.compiler.is_compiling() and not self._is_training(module):

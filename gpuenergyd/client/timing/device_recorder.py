@@ -101,21 +101,24 @@ class DeviceRecorder:
         if len(self._unread) >= self._num_read_together:
             self._read()
         self._current = current = self._free_buffer()
-        if isinstance(previous, EventBuffer) and (current is None or previous.reading is not None):
-            if previous.own_following is None:
-                previous.own_following = self._device.make_event()
-            self._device.record(previous.own_following)
-            self._newest_mark = previous.following = previous.own_following
+        before = previous if isinstance(previous, EventBuffer) else None
+        if before is not None and (current is None or before.reading is not None):
+            if before.own_following is None:
+                before.own_following = self._device.make_event()
+            self._device.record(before.own_following)
+            self._newest_mark = before.following = before.own_following
         if current is None:
             return
         current.is_free, current.is_timed = False, is_timed
         current.number = next(self._numbers)
-        current.follows = previous.number if isinstance(previous, EventBuffer) else 0
         current.keys = self._keys
-        self._device.record(current.opening)
-        self._newest_mark = current.opening
-        if isinstance(previous, EventBuffer) and previous.following is None:
-            previous.following = current.opening
+        self._newest_mark = opening = current.opening
+        self._device.record(opening)
+        current.follows = 0
+        if before is not None:
+            current.follows = before.number
+            if before.following is None:
+                before.following = opening
 
     def begin(self, key: OrderRow) -> int:
         """Mark the begin of an instruction; while a graph is captured, in the graph if `begin_capture` was called."""
@@ -193,7 +196,7 @@ class DeviceRecorder:
     def call_at_begin(self, slot: int, act: PlannedRequest) -> None:
         """Send a request when the device reaches the begin of the instruction that has just been marked."""
         current = self._current
-        if slot < 0 or current is None or self._is_sent_in_stream(act):
+        if slot < 0 or current is None or (self._requests is not None and self._requests.put(act)):
             return
         if not current.is_timed:
             self._device.record(current.begins[slot])
@@ -250,7 +253,11 @@ class DeviceRecorder:
         if not self._unread or not self._reading.acquire(blocking=False):
             return
         try:
-            while self._unread and self._device.has_completed(self._unread[0][0].last):
+            num_completed = len(self._unread)  # the training thread may add more
+            if not self._device.has_completed(self._unread[num_completed - 1][0].last):
+                num_completed = 0
+            while self._unread and (num_completed > 0 or self._device.has_completed(self._unread[0][0].last)):
+                num_completed -= 1
                 self._finish(*self._unread.popleft())
         finally:
             self._reading.release()

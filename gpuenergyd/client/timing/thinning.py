@@ -36,12 +36,14 @@ class TimedIterations:
     def restart(self, iteration_index: int) -> None:
         self._new_until = iteration_index + NEW_ITERATIONS
 
-    def begin(self, iteration_index: int) -> None:
-        """Decide about an iteration that begins."""
+    def begin(self, iteration_index: int) -> bool:
+        """Decide about an iteration that begins; return whether its instructions are timed."""
         is_new = iteration_index < self._new_until
-        was_timed, self.is_timed = self.is_timed, is_new or iteration_index % self.stride == 0
-        self._is_like_previous = was_timed is self.is_timed
+        is_timed = is_new or iteration_index % self.stride == 0
+        self._is_like_previous = is_timed is self.is_timed
+        self.is_timed = is_timed
         self.is_measured = iteration_index % (_COST_EVERY_NEW if is_new else _COST_EVERY) == 0
+        return is_timed
 
     def add_cost(self, cost_s: float) -> None:
         """Take the cost of the current iteration, into which falls the reading of the times of the one before."""
@@ -52,10 +54,9 @@ class TimedIterations:
     def add_time(self, time_s: float) -> None:
         self._times_s.append(time_s)
 
-    @property
-    def cost_s(self) -> float | None:
-        """The newest cost of an iteration like the current one; None if none was measured."""
-        costs_s = self._costs_s[self.is_timed]
+    def cost_s(self, *, is_timed: bool) -> float | None:
+        """Return the newest cost of an iteration whose instructions are timed, or are not; None if none is known."""
+        costs_s = self._costs_s[is_timed]
         return costs_s[-1] if costs_s else None
 
     def _best_stride(self) -> int:

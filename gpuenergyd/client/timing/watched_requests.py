@@ -141,12 +141,6 @@ class WatchedRequests:
         begin += layout.SLOT_HEAD_BYTES
         self._memory[begin : begin + len(data)] = data
         words[layout.PUT] = self._number = number
-        if not self._launch_write(number):
-            self.close()
-            return False
-        return True
-
-    def _launch_write(self, number: int) -> bool:
         try:
             if self._write is None:
                 address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
@@ -157,6 +151,7 @@ class WatchedRequests:
         except (OSError, AttributeError, GpuEnergyError) as error:
             reason = str(error)
         logger.info("gpuenergyd: the GPU cannot write its progress (%s); its events are asked instead", reason)
+        self.close()
         return False
 
     def pop_num_dropped(self) -> int:

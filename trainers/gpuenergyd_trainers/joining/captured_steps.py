@@ -43,6 +43,7 @@ class CapturedSteps:
     def __init__(self, rank: SteppedRank, client: RankClient, log_name: str) -> None:
         self._rank = rank
         self._client = client
+        self._graphs = client.graphs
         self._log_name = log_name
         self.is_capturing = False
         """Whether the present step is being captured."""
@@ -50,12 +51,12 @@ class CapturedSteps:
     @property
     def num_captures(self) -> int:
         """Graphs that this process has begun to capture."""
-        graphs = self._client.graphs
-        return graphs.num_captures if graphs is not None else 0
+        return self._graphs.num_captures if self._graphs is not None else 0
 
     def begin(self) -> bool:
         """Begin to capture the present step; return False if the program captures no graph."""
-        self.is_capturing = self._client.begin_capture()
+        is_announced = self._graphs is not None and self._graphs.gate.is_capturing
+        self.is_capturing = is_announced and self._client.begin_capture()
         return self.is_capturing
 
     def abandon(self) -> None:
@@ -66,7 +67,7 @@ class CapturedSteps:
     def end(self) -> None:
         """End the capture of a step, and follow the replays of its graph."""
         self.is_capturing = False
-        captured, graphs = self._client.end_capture(), self._client.graphs
+        captured, graphs = self._client.end_capture(), self._graphs
         graph = graphs.being_captured if graphs is not None else None
         if captured is None or graphs is None or graph is None:
             return
