@@ -37,7 +37,7 @@ class LatencyDistribution:
 
 
 def distribution_of(bounds_s: Sequence[tuple[float, float | None]]) -> LatencyDistribution:
-    """Return the distribution of latencies with these bounds; an upper one is None where no reading showed the clock."""
+    """Return the distribution of latencies with these bounds; the upper one of an unseen change is None."""
     step_s = max((high_s for _, high_s in bounds_s if high_s is not None), default=0.0) / _NUM_STEPS
     if not step_s:
         return LatencyDistribution(0.0, ())

@@ -208,12 +208,14 @@ def region_of(sm_clock_mhz: int, max_sm_clock_mhz: int) -> ClockRegion:
 def latency_quantiles_s(switches: Sequence[ObservedSwitch], shares: Sequence[float]) -> tuple[float | None, ...]:
     """Return quantiles of the latency; None if too many changes were not observed to settle.
 
-    By Kaplan and Meier where clocks are read as they are, else by the distribution that fits the bounds.
+    By Kaplan and Meier from changes for which clocks were read as they are; where these are too few, by the
+    distribution that fits the bounds of all.
     """
-    if any(switch.clock_age_s for switch in switches):
+    exact = [switch for switch in switches if not switch.clock_age_s]
+    if len(exact) < min(ENOUGH, len(switches)):
         distribution = distribution_of([switch.bounds_s for switch in switches])
         return tuple(distribution.quantile_s(share) for share in shares)
-    ordered = sorted((s.latency_s, s.settle_high_s is None) for s in switches)
+    ordered = sorted((s.latency_s, s.settle_high_s is None) for s in exact)
     return tuple(_quantile_s(ordered, share) for share in shares)
 
 

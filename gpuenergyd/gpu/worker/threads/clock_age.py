@@ -7,7 +7,7 @@ date a clock. What a reading of a clock proves is an interval: the clock was tru
 the reading, and since the reading before, if that one showed another clock.
 
 Clocks contradict the assumption, and are then read as they are, if they change twice within the age, or if equal
-changes show after equal times: refreshes come at chance instants.
+changes show after equal times wherever in the age they are called for.
 """
 
 from collections import deque
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from gpuenergyd.gpu.device import GpuReading
+from gpuenergyd.gpu.link.messages import ClockChangeReport
 
 _PAUSE_NS = 2_000_000
 _BURST_NS, _STILL_NS = 2_000_000_000, 300_000_000
@@ -25,21 +26,27 @@ _LEAST_AGE_NS = 45_000_000
 """Shorter ages are ignored: half of one is within the error of latencies that is permitted."""
 _NUM_SHORT = 3
 """Times between changes of power that are shorter than that, from which it is known not to be kept."""
-_WIDEST_RATIO = 0.15
+_WIDEST_RATIO = 0.08
 """Of a time between changes: how inexact it may be."""
 _NUM_ALIKE = 5
 """Times between changes, as long as the shortest, that show for how long a value is kept."""
-_ALIKE_RATIO = 0.1
+_ALIKE_RATIO = 0.07
+"""How far a time may be from a multiple of the age, for each age in it."""
 _LEAST_SHARE = 0.25
 """Of all times between changes, those that must be alike: now and then power is the same after a refresh."""
 _MAX_TIMES = 30
+_LEAST_AGE_RATIO = 0.93
+"""Of the age: how soon a refresh may follow the one before."""
 _CLOSE_RATIO = 0.7
 _NUM_CLOSE = 2
 """Changes of a clock closer than that part of the age, which contradict it."""
+_APART_RATIO, _MAX_AGES = 0.25, 3.5
+"""Two calls are compared that are up to so many ages apart, and no whole number of ages: with regular refreshes they
+show after different times."""
 _EQUAL_RATIO = 0.125
 _NUM_EQUAL = 10
-"""Equal changes in a row that showed after times equal to that part of the age; with refreshes at chance instants this
-happens once in two million times."""
+"""Pairs in a row that showed after times equal to that part of the age, although the calls were apart; with refreshes
+at chance instants this happens once in two million times."""
 _LOOKS_PER_AGE = 24
 _FIRST_LOOK_RATIO = 0.6
 _GOLDEN_RATIO = 0.618034
@@ -86,9 +93,12 @@ class ClockAge:
     _repeat_ns: int = _FIRST_REPEAT_NS
     _times_ns: deque[Bounds] = field(default_factory=lambda: deque(maxlen=_MAX_TIMES))
     """Between changes of power."""
+    _refreshed_ns: Bounds = (0, 0)
+    """Of the refresh that the last reading of the clock shows."""
+    _followed_ns: int = 0
     _num_close: int = 0
-    _shown_ns: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By clock before and clock requested: after which time the last such change showed."""
+    _shown_ns: dict[tuple[int | None, int], tuple[int, int]] = field(default_factory=dict)
+    """By clock before and clock requested: when the last such change was called for, and after which time it showed."""
     _num_equal: int = 0
     _num_first_looks: int = 0
 
@@ -103,8 +113,21 @@ class ClockAge:
             self._learn(reading.power_w, begin_ns, end_ns)
         if not self.age_ns:
             return begin_ns
-        changed_ns = self._clock.changed_ns
-        return max(begin_ns - self.age_ns, 0 if changed_ns is None else changed_ns[0])
+        self._follow(begin_ns, end_ns)
+        return self._refreshed_ns[0]
+
+    def _follow(self, begin_ns: int, end_ns: int) -> None:
+        """Follow the refreshes of the clock: they may be due, or overdue, by the bounds of the last one."""
+        (early_ns, late_ns), before_ns = self._refreshed_ns, self._followed_ns
+        self._followed_ns = begin_ns
+        due_ns = early_ns + round(_LEAST_AGE_RATIO * self.age_ns)
+        if self._clock.changed_ns is not None and self._clock.changed_ns[1] == end_ns:
+            early_ns, late_ns = self._clock.changed_ns
+        elif begin_ns > late_ns + self.age_ns:
+            early_ns, late_ns = max(due_ns, before_ns if before_ns < due_ns else 0), end_ns
+        elif end_ns >= due_ns:
+            late_ns = end_ns
+        self._refreshed_ns = max(early_ns, begin_ns - self.age_ns), late_ns
 
     def first_look_ns(self, returned_ns: int) -> int:
         """Return when to look first for the effect of a change.
@@ -121,14 +144,18 @@ class ClockAge:
         """Pause between further looks: always the same, since a refresh may come at any time."""
         return self.age_ns // _LOOKS_PER_AGE
 
-    def has_shown(self, before_mhz: int, requested_mhz: int, after_ns: int) -> None:
-        """Take the time after which a change showed that an earlier look had not shown."""
+    def has_shown(self, change: ClockChangeReport, shown_ns: int) -> None:
+        """Take the instant at which a change showed that an earlier look had not shown."""
         if not self.age_ns:
             return
-        known_ns = self._shown_ns.get((before_mhz, requested_mhz))
-        self._shown_ns[before_mhz, requested_mhz] = after_ns
-        if known_ns is not None:
-            is_equal = abs(after_ns - known_ns) < _EQUAL_RATIO * self.age_ns
+        kind = change.previous_sm_clock_mhz, change.requested_sm_clock_mhz
+        called_ns, after_ns = change.called_mono_ns, shown_ns - change.called_mono_ns
+        known_called_ns, known_after_ns = self._shown_ns.get(kind, (0, 0))
+        self._shown_ns[kind] = called_ns, after_ns
+        phase_ns = (called_ns - known_called_ns) % self.age_ns
+        is_apart = min(phase_ns, self.age_ns - phase_ns) > _APART_RATIO * self.age_ns
+        if is_apart and called_ns - known_called_ns < _MAX_AGES * self.age_ns:
+            is_equal = abs(after_ns - known_after_ns) < _EQUAL_RATIO * self.age_ns
             self._num_equal = self._num_equal + 1 if is_equal else 0
             self._contradict(is_certain=self._num_equal >= _NUM_EQUAL)
 
@@ -166,5 +193,10 @@ class ClockAge:
         if len(alike) < max(_NUM_ALIKE, _LEAST_SHARE * len(exact)):
             return
         period_ns = median(sum(own) / 2 for own in alike)
-        if all(abs(sum(own) / 2 - period_ns) <= _ALIKE_RATIO * period_ns for own in alike):
-            self.age_ns, self._is_known = max(longest_ns for _, longest_ns in alike), True
+        if all(_is_multiple(sum(own) / 2, period_ns) for own in exact):
+            self.age_ns, self._is_known = shortest_ns, True
+
+
+def _is_multiple(time_ns: float, period_ns: float) -> bool:
+    num_periods = max(1, round(time_ns / period_ns))
+    return abs(time_ns - num_periods * period_ns) <= _ALIKE_RATIO * num_periods * period_ns

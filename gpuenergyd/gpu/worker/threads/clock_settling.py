@@ -70,15 +70,12 @@ class EffectWatch:
         may_be_older = since_ns < change.called_mono_ns and reading.sm_clock_mhz == self._before_mhz
         if _shows(reading, change) and not may_be_older:
             change = replace(change, effective_mono_ns=reading.sm_clock_by_mono_ns or reading.read_mono_ns)
-            if self._was_pending and change.previous_sm_clock_mhz is not None:
-                self.age.has_shown(change.previous_sm_clock_mhz, change.requested_sm_clock_mhz, passed_ns)
+            if self._was_pending:
+                self.age.has_shown(change, reading.read_mono_ns)
         else:
             self._was_pending = True
             if not may_be_older:
-                if _is_pending(reading, change, self._locked_mhz):
-                    change = replace(change, unseen_until_mono_ns=max(since_ns, change.returned_mono_ns))
-                else:
-                    self._was_idle = True
+                change = self._not_yet(reading, change, since_ns)
             if passed_ns <= self._limit_ns + self.age.age_ns:
                 self._change = change
                 pause_ns = self.age.look_pause_ns or max(_SHORTEST_PAUSE_NS, passed_ns // _READ_FRACTION)
@@ -91,6 +88,13 @@ class EffectWatch:
         self._change, self.next_read_ns = None, 0
         self._was_at_mhz, self._locked_mhz = reading.sm_clock_mhz, change.requested_sm_clock_mhz
         return replace(change, actual_sm_clock_mhz=reading.sm_clock_mhz)
+
+    def _not_yet(self, reading: GpuReading, change: ClockChangeReport, since_ns: int) -> ClockChangeReport:
+        """Return a change with what a reading without the new clock says of it."""
+        if _is_pending(reading, change, self._locked_mhz):
+            return replace(change, unseen_until_mono_ns=max(since_ns, change.returned_mono_ns))
+        self._was_idle = True
+        return change
 
 
 def _shows_replaced(reading: GpuReading, change: ClockChangeReport, locked_mhz: int | None) -> bool:

@@ -168,6 +168,8 @@ class Sampler(DriverThread):
         pause_ns = _PAUSE_AFTER_TICK * (done_ns - began_ns)
         if any(gpu.counter.is_read_apart for gpu in self._gpus.values()):
             pause_ns = max(pause_ns, round(_UNEVEN_RATIO * period_ns))
+        if any(gpu.effect.age.age_ns for gpu in self._gpus.values()):
+            pause_ns = max(pause_ns, period_ns - (done_ns - began_ns))
         self._num_ticks += 1
         share = self._num_ticks * _GOLDEN_RATIO % 1.0
         if done_ns - began_ns + pause_ns <= period_ns:
