@@ -17,7 +17,7 @@ HTTP/1.1 with JSON bodies on the daemon's Unix socket; (A) is for administrators
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
-from gpuenergyd.core.pipeline.calibration import CalibratedTarget
+from gpuenergyd.core.measurement.calibration import CalibratedTarget
 from gpuenergyd.core.pipeline.fitted import FittedPipeline
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.past_jobs import PastJob

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from gpuenergyd.core.measurement.telemetry import EnergyCounter
 from gpuenergyd.gpu.device import EnergyReading, GpuReading
-from gpuenergyd.gpu.link.messages import GpuSample
+from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuSample
 from gpuenergyd.gpu.worker.threads import driver_thread, sampler
 
 PERIOD_NS = 100_000_000
@@ -141,7 +141,7 @@ class CostlyHost:
                 [str(k) for k in range(len(self.sources))],
                 period_s=0.1,
                 on_samples=self._keep,
-                on_settled=lambda _: None,
+                on_settled=self._settle,
                 on_health=lambda *_: None,
                 on_counter_reset=self._count_reset,
             )
@@ -197,6 +197,9 @@ class CostlyHost:
         energy, rest = self.read_energy(gpu_uuid), self.read_without_energy(gpu_uuid)
         return GpuReading(gpu_uuid, energy.read_mono_ns, power_w=rest.power_w, total_energy_j=energy.total_energy_j)
 
+    def _settle(self, change: ClockChangeReport) -> None:
+        """Take a clock change; here there are none."""
+
     def _keep(self, samples: Sequence[GpuSample]) -> None:
         self.samples += samples
         if self.now_ns > self.until_ns:
@@ -214,6 +217,9 @@ class CostlyHost:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         pass
+
+    def notify(self) -> None:
+        """Do nothing: the thread that is told of something waits no longer."""
 
     def wait(self, pause_s: float) -> None:
         """Sleep, a little too long."""

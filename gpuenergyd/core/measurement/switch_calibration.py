@@ -4,7 +4,8 @@ Theory of operation. A clock request waits for the driver thread, the driver cal
 returned the new clock is effective. That instant is known only up to an interval between two readings: the last that
 showed the old clock and the first that showed the new one. The estimate is the middle of the interval, its error half
 the width. A change that was never observed to settle took at least as long as it was watched; it counts as a censored
-observation (Kaplan and Meier, 1958), otherwise slow GPUs would look fast.
+observation (Kaplan and Meier, 1958), otherwise slow GPUs would look fast. Where drivers keep clocks, the intervals are
+as wide as clocks are old, and their middles say little: see `bounded_latencies`.
 
 Latency depends on the GPU, on the direction of the change and on both clocks, mostly on the target clock
 (arXiv 2502.20075). Changes are therefore grouped by direction and target clock. A target with too few changes uses
@@ -28,7 +29,7 @@ from gpuenergyd.core.pipeline.switching import (
     RegionLatency,
     SwitchLatency,
     TargetLatency,
-    latency_quantile_s,
+    latency_quantiles_s,
     region_of,
 )
 
@@ -127,8 +128,9 @@ class SwitchCalibration:
         self._num_since_contradicted += self._num_contradicting > 0
         if own is None:
             return
-        is_slower = switch.latency_s > _FAR_RATIO * own.late_s
-        is_faster = switch.settle_high_s is not None and _FAR_RATIO * switch.latency_s < own.typical_s
+        low_s, high_s = switch.bounds_s
+        is_slower = low_s > _FAR_RATIO * own.late_s
+        is_faster = high_s is not None and _FAR_RATIO * high_s < own.typical_s
         if not (is_slower or is_faster):
             self._num_contradicting = self._num_since_contradicted = 0
             return
@@ -203,9 +205,9 @@ class SwitchCalibration:
         )
         late_s = [latency.late_s(s.from_sm_clock_mhz, s.to_sm_clock_mhz) for s in self._switches]
         excess_s = sum(
-            s.latency_s - own_s
+            s.bounds_s[0] - own_s
             for s, own_s in zip(self._switches, late_s, strict=True)
-            if s.latency_s > _FAR_RATIO * own_s
+            if s.bounds_s[0] > _FAR_RATIO * own_s
         )
         return replace(latency, excess_s=excess_s / len(self._switches))
 
@@ -214,23 +216,30 @@ def _estimate(
     key: tuple[Direction, ClockRegion | None, ClockRegion | None], switches: Sequence[ObservedSwitch]
 ) -> SwitchEstimate:
     widths = [s.settle_high_s - s.settle_low_s for s in switches if s.settle_high_s is not None]
+    median_s, low_s, high_s = latency_quantiles_s(switches, (0.5, LOW_QUANTILE, LATE_QUANTILE))
     return SwitchEstimate(
         *key,
         num_seen=len(widths),
         num_unseen=len(switches) - len(widths),
-        median_s=latency_quantile_s(switches, 0.5),
-        low_s=latency_quantile_s(switches, LOW_QUANTILE),
-        high_s=latency_quantile_s(switches, LATE_QUANTILE),
+        median_s=median_s,
+        low_s=low_s,
+        high_s=high_s,
         call_s=median(s.call_s for s in switches),
-        settle_s=median(s.settle_s for s in switches),
+        settle_s=_settle_s(switches, median_s),
         resolution_s=median(widths) if widths else 0.0,
     )
+
+
+def _settle_s(switches: Sequence[ObservedSwitch], median_s: float | None) -> float:
+    if median_s is None or not any(s.clock_age_s for s in switches):
+        return median(s.settle_s for s in switches)
+    return max(0.0, median_s - median(s.handover_s + s.call_s for s in switches))
 
 
 def _figures(switches: Sequence[ObservedSwitch]) -> tuple[float, float]:
     """Return (typical, late) latency; a quantile that is unknown counts as the longest observation."""
     longest_s = max(s.latency_s for s in switches)
-    typical_s, late_s = (latency_quantile_s(switches, share) for share in (0.5, LATE_QUANTILE))
+    typical_s, late_s = latency_quantiles_s(switches, (0.5, LATE_QUANTILE))
     return longest_s if typical_s is None else typical_s, longest_s if late_s is None else late_s
 
 

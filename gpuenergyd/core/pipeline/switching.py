@@ -1,9 +1,11 @@
 """Latency of clock changes on one GPU model: one observed change, and the latency that plans are made with."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Self
+
+from gpuenergyd.core.pipeline.bounded_latencies import distribution_of
 
 ENOUGH = 12
 """Minimum number of changes for an estimate: the 90th percentile of fewer is one of the two slowest."""
@@ -61,6 +63,8 @@ class ObservedSwitch:
     call_s: float
     settle_low_s: float
     settle_high_s: float | None
+    clock_age_s: float = 0.0
+    """How old the clocks were at most that readings showed: the bounds are then about so far apart."""
 
     @property
     def settle_s(self) -> float:
@@ -73,6 +77,14 @@ class ObservedSwitch:
     def latency_s(self) -> float:
         """Time from the due instant to the effective clock; a lower bound if settling was not observed."""
         return self.handover_s + self.call_s + self.settle_s
+
+    @property
+    def bounds_s(self) -> tuple[float, float | None]:
+        """Bounds of the latency; where clocks are read as they are, both are its estimate."""
+        if not self.clock_age_s:
+            return self.latency_s, None if self.settle_high_s is None else self.latency_s
+        before_s, high_s = self.handover_s + self.call_s, self.settle_high_s
+        return before_s + self.settle_low_s, None if high_s is None else before_s + high_s
 
     @property
     def direction(self) -> Direction:
@@ -193,9 +205,21 @@ def region_of(sm_clock_mhz: int, max_sm_clock_mhz: int) -> ClockRegion:
     return ClockRegion.MIDDLE if sm_clock_mhz >= 0.75 * max_sm_clock_mhz else ClockRegion.LOW
 
 
-def latency_quantile_s(switches: Iterable[ObservedSwitch], share: float) -> float | None:
-    """Return a quantile of the latency (Kaplan-Meier); None if too many changes were not observed to settle."""
-    ordered = sorted((s.latency_s, s.settle_high_s is None) for s in switches)
+def latency_quantiles_s(switches: Sequence[ObservedSwitch], shares: Sequence[float]) -> tuple[float | None, ...]:
+    """Return quantiles of the latency; None if too many changes were not observed to settle.
+
+    By Kaplan and Meier from changes for which clocks were read as they are; where these are too few, by the
+    distribution that fits the bounds of all.
+    """
+    exact = [switch for switch in switches if not switch.clock_age_s]
+    if len(exact) < min(ENOUGH, len(switches)):
+        distribution = distribution_of([switch.bounds_s for switch in switches])
+        return tuple(distribution.quantile_s(share) for share in shares)
+    ordered = sorted((s.latency_s, s.settle_high_s is None) for s in exact)
+    return tuple(_quantile_s(ordered, share) for share in shares)
+
+
+def _quantile_s(ordered: Sequence[tuple[float, bool]], share: float) -> float | None:
     surviving, at_risk = 1.0, len(ordered)
     for latency_s, is_unseen in ordered:
         if not is_unseen:

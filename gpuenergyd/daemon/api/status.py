@@ -126,11 +126,11 @@ def job_detail(daemon: StatusSource, job_id: str) -> Mapping[str, Any] | None:
     if runner is None:
         return None
     index, spans = runner.recorder.timeline or (None, ())
-    job, schedule = runner.job, runner.job.ranks.schedule
+    plan, schedule = runner.job.current_plan, runner.job.ranks.schedule
     return {
         **_job(runner, daemon),
-        "plan": job.current_plan,
-        "schedule_orders": None if schedule is None else job.current_plan.schedule(schedule).orders,
+        "plan": plan,
+        "schedule_orders": None if schedule is None else plan.schedule(schedule).orders,
         "timeline_iteration_index": index,
         "timeline": spans,
     }
@@ -157,6 +157,7 @@ def _gpu(gpu: Gpu, lease: ManualLease | None) -> dict[str, Any]:
         "state": gpu.health,
         "state_reason": gpu.detail or None,
         "sm_clock_mhz": sample.sm_clock_mhz if sample else None,
+        "clock_age_s": sample.clock_age_ns / 1e9 if sample else None,
         "requested_sm_clock_mhz": gpu.requested_sm_clock_mhz,
         "power_w": sample.power_w if sample else None,
         "total_energy_j": sample.total_energy_j if sample else None,

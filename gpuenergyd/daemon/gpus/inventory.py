@@ -140,18 +140,31 @@ class Gpu:
         """Record a clock change; return whether it changed the latency that plans for GPUs of this model use.
 
         A change that was replaced by the next one, or given up, while the GPU was seen at the clock before, never took
-        effect. One that was not seen at all is taken for effective when its call returned.
+        effect. One that was not seen at all is taken for effective when its call returned. Where clocks are read late,
+        a change takes effect when such changes usually do, within what the readings permit.
         """
         if change.error is not None:
             return False
-        if change.effective_mono_ns is not None:
-            effective_ns = (change.effective_mono_ns + (change.unseen_until_mono_ns or change.returned_mono_ns)) // 2
-            self.clocks.record(effective_ns, change.requested_sm_clock_mhz)
+        low_ns = change.unseen_until_mono_ns or change.returned_mono_ns
+        if change.clock_age_ns:
+            usual_ns = max(low_ns, self._usual_effect_ns(change))
+            if change.effective_mono_ns is not None:
+                self.clocks.record(min(usual_ns, change.effective_mono_ns), change.requested_sm_clock_mhz)
+            elif change.unseen_until_mono_ns is None or low_ns < usual_ns:
+                self.clocks.record(usual_ns, change.requested_sm_clock_mhz)
+        elif change.effective_mono_ns is not None:
+            self.clocks.record((change.effective_mono_ns + low_ns) // 2, change.requested_sm_clock_mhz)
         elif change.unseen_until_mono_ns is None:
             self.clocks.record(change.returned_mono_ns, change.requested_sm_clock_mhz)
         self.clocks.record_call(change.called_mono_ns)
         switch = observed_switch(change)
         return switch is not None and self.switching.observe(switch)
+
+    def _usual_effect_ns(self, change: ClockChangeReport) -> int:
+        """Return when a change takes effect by the latency that plans use."""
+        before_mhz, requested_mhz = change.previous_sm_clock_mhz, change.requested_sm_clock_mhz
+        usual_s = self.switching.latency.typical_s(before_mhz or self.max_sm_clock_mhz, requested_mhz)
+        return change.due_mono_ns + change.blocked_ns + round(usual_s * _NS_PER_S)
 
     def record_restored(self, mono_ns: int) -> None:
         """Record that the GPU runs without our clock lock from this instant on."""
@@ -354,6 +367,7 @@ def observed_switch(change: ClockChangeReport) -> ObservedSwitch | None:
         call_s=(change.returned_mono_ns - change.called_mono_ns) / _NS_PER_S,
         settle_low_s=(unobserved_ns - change.returned_mono_ns) / _NS_PER_S,
         settle_high_s=None if observed_ns is None else (observed_ns - change.returned_mono_ns) / _NS_PER_S,
+        clock_age_s=change.clock_age_ns / _NS_PER_S,
     )
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gpuenergyd.core.pipeline.calibration import (
+from gpuenergyd.core.measurement.calibration import (
     calibrated_targets,
     calibration_clocks_mhz,
     calibration_walk_mhz,

@@ -298,6 +298,8 @@ class GpuSample:
     is_clock_limited: bool | None = None
     refused: tuple[RefusedValues, ...] = ()
     """What the driver has reported since the last sample that cannot be right."""
+    clock_age_ns: int = 0
+    """How old the clock may be; 0 where drivers do not keep it, or it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +331,9 @@ class ClockChangeReport:
     blocked_ns: int = 0
     """Part of the time from due to called that went into calls for other GPUs."""
     unseen_until_mono_ns: int | None = None
-    """The last reading after the call at which the change was visibly not yet in effect."""
+    """The last instant after the call at which the change was visibly not yet in effect."""
+    clock_age_ns: int = 0
+    """How old the clocks were at most that readings showed."""
 
 
 @dataclass(frozen=True, slots=True)

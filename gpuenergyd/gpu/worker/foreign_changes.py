@@ -94,7 +94,7 @@ class ForeignChanges:
         if not actuator.is_lock_doubtful() or sample.is_clock_limited is not False or sample.sm_clock_mhz is None:
             return
         if abs(sample.sm_clock_mhz - lock.sm_clock_mhz) <= SAME_CLOCK_MHZ:
-            actuator.trust_lock()
+            actuator.trust_lock(sample.read_mono_ns - sample.clock_age_ns)
 
     def _has_our_profile(self, uuid: str) -> bool:
         try:

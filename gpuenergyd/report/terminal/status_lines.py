@@ -160,7 +160,9 @@ def switching_lines(status: Status) -> list[Text]:
     basis = ", ".join(
         f"{basis} on {count} of {count_text(len(known), 'GPU')}" for basis, count in sorted(bases.items())
     )
-    return [Text(f"switch latency: raise {raises}, lower {lowers} ({basis})")]
+    age_s = max(gpu.get("clock_age_s") or 0.0 for gpu in status["gpus"])
+    late = f"; clocks are read up to {time_text(age_s)} late" if age_s else ""
+    return [Text(f"switch latency: raise {raises}, lower {lowers} ({basis}){late}")]
 
 
 def _span_text(times_s: Sequence[float]) -> str:

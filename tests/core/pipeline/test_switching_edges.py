@@ -1,5 +1,7 @@
 """Switch latency: regions, quantiles and thresholds."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from gpuenergyd.core.measurement.switch_calibration import SwitchCalibration
@@ -13,13 +15,17 @@ from gpuenergyd.core.pipeline.switching import (
     SwitchLatency,
     constant_latency,
     direction_of,
-    latency_quantile_s,
+    latency_quantiles_s,
     region_of,
 )
 
 
 def seen(latency_s: float, from_mhz: int = 1000, to_mhz: int = 500) -> ObservedSwitch:
     return ObservedSwitch(from_mhz, to_mhz, 0.0, 0.0, latency_s, latency_s)
+
+
+def latency_quantile_s(switches: Sequence[ObservedSwitch], share: float) -> float | None:
+    return latency_quantiles_s(switches, (share,))[0]
 
 
 def unseen(latency_s: float) -> ObservedSwitch:

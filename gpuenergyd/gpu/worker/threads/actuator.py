@@ -45,6 +45,7 @@ class _Slot:
     is_failing: bool = False
     is_doubtful: bool = False
     """Whether our lock may be gone: the same clock is set again."""
+    doubted_mono_ns: int = 0
 
     def invalidate_lock(self) -> None:
         """Assume that our lock is gone, and that one being set now will be."""
@@ -119,12 +120,13 @@ class Actuator(DriverThread):
         """Assume that our lock may be gone, until the GPU shows which; return whether there is one."""
         with self._wakeup:
             self._slot.is_doubtful = self._slot.lock is not None
+            self._slot.doubted_mono_ns = time.monotonic_ns()
             return self._slot.is_doubtful
 
-    def trust_lock(self) -> None:
-        """Assume that our lock is in force again: the GPU has shown it."""
+    def trust_lock(self, shown_since_mono_ns: int) -> None:
+        """Assume that our lock is in force again if the GPU has shown it since it was doubted."""
         with self._wakeup:
-            self._slot.is_doubtful = False
+            self._slot.is_doubtful &= shown_since_mono_ns < self._slot.doubted_mono_ns
 
     def is_lock_doubtful(self) -> bool:
         """Return whether our lock may be gone."""

@@ -12,7 +12,8 @@ from gpuenergyd.gpu.worker.threads.actuator import ClockLock
 _SEND_PERIOD_NS = 100_000_000
 _MAX_BATCH = 256
 _SETTLED_AFTER_NS = 200_000_000
-"""After the call, once a sample has shown the lock in effect."""
+"""After the call, once a sample has shown the lock in effect. Samples count from the instant on that they show for
+certain: one of a clock that the driver keeps may be older than the call."""
 _IN_EFFECT_AFTER_NS = 1_000_000_000
 """After the call, where no sample has: clock changes that take up to half a second to have an effect are published."""
 _NUM_ABOVE_IS_FOREIGN = 10
@@ -69,7 +70,7 @@ class ForeignChangeDetector:
         watched = self._watched.get(sample.gpu_uuid)
         if watched is None or watched.lock != lock:
             watched = self._watched[sample.gpu_uuid] = _WatchedLock(lock)
-        passed_ns = sample.read_mono_ns - lock.returned_mono_ns
+        passed_ns = sample.read_mono_ns - sample.clock_age_ns - lock.returned_mono_ns
         if passed_ns <= 0 or sample.sm_clock_mhz is None:
             return False
         above_mhz = sample.sm_clock_mhz - lock.sm_clock_mhz

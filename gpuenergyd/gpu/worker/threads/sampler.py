@@ -49,12 +49,17 @@ class _SampledGpu:
 
     def next_read_ns(self) -> int:
         """Return the instant of the next extra reading, in monotonic ns; 0 for none."""
-        wanted = [t for t in (self.counter.next_read_ns, self.effect.next_read_ns) if t]
+        effect = self.effect
+        wanted = [t for t in (self.counter.next_read_ns, effect.next_read_ns, effect.age.next_read_ns) if t]
         return max(min(wanted), self.paused_until_ns) if wanted else 0
 
     def needs_clock(self, now_ns: int) -> bool:
         """Return whether the extra reading that is due is one of the clock."""
-        return 0 < self.effect.next_read_ns <= now_ns
+        return 0 < self.effect.next_read_ns <= now_ns or self.needs_power(now_ns)
+
+    def needs_power(self, now_ns: int) -> bool:
+        """Return whether a reading without energy is due."""
+        return 0 < self.effect.age.next_read_ns <= now_ns
 
 
 class Sampler(DriverThread):
@@ -163,6 +168,8 @@ class Sampler(DriverThread):
         pause_ns = _PAUSE_AFTER_TICK * (done_ns - began_ns)
         if any(gpu.counter.is_read_apart for gpu in self._gpus.values()):
             pause_ns = max(pause_ns, round(_UNEVEN_RATIO * period_ns))
+        if any(gpu.effect.age.age_ns for gpu in self._gpus.values()):
+            pause_ns = max(pause_ns, period_ns - (done_ns - began_ns))
         self._num_ticks += 1
         share = self._num_ticks * _GOLDEN_RATIO % 1.0
         if done_ns - began_ns + pause_ns <= period_ns:
@@ -183,7 +190,7 @@ class Sampler(DriverThread):
             if not is_tick and not gpu.needs_clock(now_ns):
                 self._read_energy(gpu)
                 continue
-            sample = self._read(gpu)
+            sample = self._read(gpu, leaves_energy=not is_tick and gpu.needs_power(now_ns))
             if sample is not None:
                 samples.append(sample)
         return samples
@@ -223,10 +230,10 @@ class Sampler(DriverThread):
             gpu.is_failing = True
             self._on_health(gpu.gpu_uuid, health_after(error), str(error))
 
-    def _read(self, gpu: _SampledGpu) -> GpuSample | None:
+    def _read(self, gpu: _SampledGpu, *, leaves_energy: bool = False) -> GpuSample | None:
         self.call.begin(gpu.gpu_uuid)
         try:
-            is_apart = gpu.counter.is_read_apart
+            is_apart = leaves_energy or gpu.counter.is_read_apart
             read = self._reader.read_without_energy if is_apart else self._reader.read
             reading = read(gpu.gpu_uuid)
         except GpuEnergyError as error:
@@ -261,6 +268,7 @@ class Sampler(DriverThread):
             is_power_capped=reading.is_power_capped,
             is_clock_limited=reading.is_clock_limited,
             refused=reading.refused,
+            clock_age_ns=gpu.effect.age.age_ns,
         )
 
 

@@ -165,7 +165,9 @@ def test_a_doubtful_lock_stays_ours_and_the_same_clock_is_set_again(rig: Rig) ->
 def test_a_lock_that_the_gpu_has_shown_since_is_not_set_again(rig: Rig) -> None:
     rig.set_clock(900)
     rig.actuator.doubt_lock()
-    rig.actuator.trust_lock()
+    rig.actuator.trust_lock(shown_since_mono_ns=0)
+    assert rig.actuator.is_lock_doubtful()  # a clock that the driver kept from before
+    rig.actuator.trust_lock(shown_since_mono_ns=time.monotonic_ns())
 
     rig.request(900)
     wait_until(lambda: rig.actuator.num_skipped == 1)

@@ -1,6 +1,7 @@
 """Detection of foreign clock changes: our own changes, late or in flight, are none."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -47,6 +48,13 @@ def test_lock_whose_effect_arrives_late_is_no_foreign_change() -> None:
     read = [*samples(20, 700, 1410), *samples(700, 2000, 900)]
 
     assert detected_after_ms(ForeignChangeDetector(), read) == []
+
+
+def test_a_kept_clock_from_before_the_call_does_not_show_the_lock_in_effect() -> None:
+    """The lock before the last one was the same; then the GPU is seen above it until the late effect."""
+    read = [*samples(0, 80, 900), *samples(80, 700, 1410), *samples(700, 2000, 900)]
+
+    assert detected_after_ms(ForeignChangeDetector(), [replace(s, clock_age_ns=100_000_000) for s in read]) == []
 
 
 def test_clock_below_a_lock_does_not_show_it_in_effect() -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from gpuenergyd.core.pipeline.calibration import (
+from gpuenergyd.core.measurement.calibration import (
     calibrated_targets,
     calibration_clocks_mhz,
     calibration_walk_mhz,

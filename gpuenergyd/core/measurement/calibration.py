@@ -14,7 +14,7 @@ from gpuenergyd.core.pipeline.switching import (
     Direction,
     ObservedSwitch,
     direction_of,
-    latency_quantile_s,
+    latency_quantiles_s,
 )
 
 _CLOCK_RATIOS = (1.0, 0.92, 0.85, 0.78, 0.68, 0.55)
@@ -78,16 +78,18 @@ def calibrated_targets(switches: Sequence[ObservedSwitch]) -> tuple[CalibratedTa
     for switch in switches:
         groups.setdefault((switch.direction, switch.to_sm_clock_mhz), []).append(switch)
     ordered = sorted(groups.items(), key=lambda item: (item[0][0] is not Direction.RAISE, -item[0][1]))
-    return tuple(
-        CalibratedTarget(
-            direction,
-            sm_clock_mhz,
-            num_changes=len(own),
-            num_unseen=sum(switch.settle_high_s is None for switch in own),
-            median_s=latency_quantile_s(own, 0.5),
-            late_s=latency_quantile_s(own, LATE_QUANTILE),
-            longest_s=max(switch.latency_s for switch in own),
-            call_s=median(switch.call_s for switch in own),
-        )
-        for (direction, sm_clock_mhz), own in ordered
+    return tuple(_target(direction, sm_clock_mhz, own) for (direction, sm_clock_mhz), own in ordered)
+
+
+def _target(direction: Direction, sm_clock_mhz: int, switches: Sequence[ObservedSwitch]) -> CalibratedTarget:
+    median_s, late_s = latency_quantiles_s(switches, (0.5, LATE_QUANTILE))
+    return CalibratedTarget(
+        direction,
+        sm_clock_mhz,
+        num_changes=len(switches),
+        num_unseen=sum(switch.settle_high_s is None for switch in switches),
+        median_s=median_s,
+        late_s=late_s,
+        longest_s=max(switch.latency_s for switch in switches),
+        call_s=median(switch.call_s for switch in switches),
     )
