@@ -118,7 +118,7 @@ DOCTOR = {"": "findings is_degraded", "findings": "detail fix level subject"}
 STATUS = {
     "": (
         "carbon clock_requests degraded_reasons driver ended_jobs files gpus host_energy is_degraded jobs"
-        " mode mode_note pid policy_host power pue store swing uptime_s version watts_saved_interval"
+        " measured_gpus mode mode_note pid policy_host power pue store swing uptime_s version watts_saved_interval"
         " watts_saved_w worker"
     ),
     "power": (

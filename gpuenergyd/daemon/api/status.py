@@ -100,6 +100,7 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
             "trouble": daemon.policy.trouble,
         },
         "gpus": [_gpu(gpu, daemon.leases.get(gpu.identity.gpu_uuid)) for gpu in daemon.gpus],
+        "measured_gpus": plain(daemon.gpus.measured),
         "jobs": [_job(runner, daemon) for runner in daemon.jobs],
         "ended_jobs": [_ended_job(ended) for ended in reversed(daemon.jobs.ended)],
         **_total_saved_power(daemon.jobs),
@@ -296,13 +297,8 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "age_s": _age_s(runner.created_mono_ns),
         "last_report_age_s": _age_s(runner.last_report_mono_ns) if runner.last_report_mono_ns else None,
         "ranks": [
-            {
-                "pp_rank": s.pp_rank,
-                "stage_rank": s.stage_rank,
-                "gpu_uuid": s.gpu_uuid,
-                "pid": s.peer.pid,
-                "uid": s.peer.uid,
-            }
+            {name: getattr(s, name) for name in ("pp_rank", "stage_rank", "gpu_uuid")}
+            | {"pid": s.peer.pid, "uid": s.peer.uid}
             for s in sessions
         ],
     }
