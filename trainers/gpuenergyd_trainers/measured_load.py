@@ -62,9 +62,9 @@ def _run_ahead(torch: Any) -> dict[str, float]:
 
 def _compute(torch: Any) -> None:
     factors = [torch.randn(_PRODUCT_WIDTH, _PRODUCT_WIDTH, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
-    stop = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
-    while not stop.is_set():
+    reader = threading.Thread(target=sys.stdin.read, daemon=True)
+    reader.start()
+    while reader.is_alive():
         for _ in range(8):
             torch.mm(*factors)
         torch.cuda.synchronize()

@@ -28,7 +28,7 @@ from gpuenergyd.core.host.facts import (
 )
 from gpuenergyd.daemon.settings import COMMAND, FETCHER_UNIT_DIR, NVML, SIMULATED, Settings, load_settings
 from gpuenergyd.errors import CarbonSourceError, GpuEnergyError, JournalError, StoreError, UsageError
-from gpuenergyd.gpu.device import GpuDriver, GpuIdentity, HasSettings
+from gpuenergyd.gpu.device import EnergyScope, GpuDriver, GpuIdentity, HasSettings
 
 T = TypeVar("T")
 
@@ -161,7 +161,8 @@ def _gpu(host: GpuDriver, gpu: GpuIdentity) -> GpuFacts:
         is_persistent = host.details(gpu.gpu_uuid).is_persistent if isinstance(host, HasSettings) else None
     except GpuEnergyError as error:
         reason = reason or str(error)
-    return GpuFacts(f"{gpu.model_name} {gpu.gpu_uuid}", len(gpu.supported_sm_clocks_mhz), reason, is_persistent)
+    scope = " (energy of its module: GPU, processor, memory)" if gpu.energy_scope is EnergyScope.MODULE else ""
+    return GpuFacts(f"{gpu.model_name} {gpu.gpu_uuid}{scope}", len(gpu.supported_sm_clocks_mhz), reason, is_persistent)
 
 
 def _caller(settings: Settings | None) -> CallerFacts:

@@ -206,8 +206,8 @@ class _GpuMeasurement:
 
 
 def _timed(name: str, call: Callable[[], object], time_s: float) -> TimedCall:
-    took_s, until_s = [], time.monotonic() + time_s
-    begin_cpu_s = time.thread_time()
+    took_s: list[float] = []
+    until_s, begin_cpu_s = time.monotonic() + time_s, time.thread_time()
     while not took_s or time.monotonic() < until_s:
         called_s = time.perf_counter()
         call()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from gpuenergyd.errors import DriverError
 
@@ -38,7 +39,7 @@ class TorchLoad:
         try:
             is_ready = select.select([process.stdout], [], [], _START_LIMIT_S)[0]
             line = process.stdout.readline() if is_ready else b""
-            found = json.loads(line) if line else {"error": "the load by torch did not start"}
+            found: dict[str, Any] = json.loads(line) if line else {"error": "the load by torch did not start"}
             if "error" in found:
                 raise DriverError(found["error"])
             yield found
