@@ -81,7 +81,8 @@ class _NoLoad:
     """Leaves a GPU idle."""
 
     @contextmanager
-    def on(self, _gpu_uuid: str) -> Iterator[None]:
+    def on(self, gpu_uuid: str) -> Iterator[None]:
+        del gpu_uuid
         yield
 
 

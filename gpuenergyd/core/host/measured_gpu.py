@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-LATE_READING_S = 0.02
+_LATE_READING_S = 0.045
 """Age of readings from which they do not show when a clock changed: a change takes about as long."""
-COSTLY_READING_S = 1e-3
 _CAPPED_RATIO = 0.1
 
 IDLE, IN_USE, WAITING, LOADED = "idle", "in use", "waiting", "loaded"
@@ -83,12 +82,16 @@ def meanings(gpu: MeasuredGpu) -> tuple[str, ...]:
 
 def _meanings_of_readings(gpu: MeasuredGpu) -> Iterator[str]:
     age_s, power_age_s = gpu.clock_refresh_s, gpu.power_refresh_s
-    if age_s is None:
-        power = "" if power_age_s is None else f"; power is renewed every {1e3 * power_age_s:.0f} ms"
-        yield f"how late clocks are read did not show, since the clock hardly changed{power}"
-    else:
-        how = "the program" if age_s >= LATE_READING_S else "readings"
+    if age_s is not None:
+        how = "the program" if age_s >= _LATE_READING_S else "readings"
         yield f"clocks are read up to {1e3 * age_s:.0f} ms late: switches are timed by {how}"
+    elif power_age_s is not None and power_age_s >= _LATE_READING_S:
+        yield (
+            f"power is renewed every {1e3 * power_age_s:.0f} ms; clocks hardly changed, and are taken to be as late:"
+            " switches are timed by the program"
+        )
+    else:
+        yield "clocks hardly changed: how late they are read did not show"
     energy = next((call for call in gpu.calls if call.name == "energy"), None)
     if gpu.is_counter_read_apart and energy is not None:
         yield (

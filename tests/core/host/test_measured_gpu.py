@@ -3,6 +3,8 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import pytest
+
 from gpuenergyd.core.host.measured_gpu import MeasuredGpu, StateMeans, TimedCall, meanings
 
 H200 = MeasuredGpu(
@@ -44,6 +46,20 @@ def test_a_card_with_kept_values_and_a_costly_counter() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("power_s", "clock_s", "text"),
+    [
+        (0.1, 0.003, "clocks are read up to 3 ms late: switches are timed by readings"),
+        (0.02, None, "clocks hardly changed: how late they are read did not show"),
+        (None, None, "clocks hardly changed: how late they are read did not show"),
+    ],
+)
+def test_switches_are_timed_by_readings_only_where_clocks_are_read_soon(
+    power_s: float | None, clock_s: float | None, text: str
+) -> None:
+    assert meanings(replace(H200, power_refresh_s=power_s, clock_refresh_s=clock_s))[0] == text
+
+
 def test_what_did_not_show_is_not_claimed() -> None:
     bare = replace(
         H200, clock_refresh_s=None, counter_period_s=None, is_counter_read_apart=False, states=(),
@@ -51,7 +67,10 @@ def test_what_did_not_show_is_not_claimed() -> None:
     )  # fmt: skip
 
     assert meanings(bare) == (
-        "how late clocks are read did not show, since the clock hardly changed; power is renewed every 100 ms",
+        (
+            "power is renewed every 100 ms; clocks hardly changed, and are taken to be as late: switches are timed by the"
+            " program"
+        ),
         "the energy counter's period could not be learned: energies of short iterations are inexact or unknown",
         "readings by the daemon take 1.1 % of a core for each such GPU",
         "not measured: loaded: torch finds no CUDA GPU",
