@@ -68,8 +68,8 @@ def test_what_did_not_show_is_not_claimed() -> None:
 
     assert meanings(bare) == (
         (
-            "power is renewed every 100 ms; clocks hardly changed, and are taken to be as late: switches are timed by the"
-            " program"
+            "power is renewed every 100 ms; clocks hardly changed, and are taken to be as late: switches are timed by"
+            " the program"
         ),
         "the energy counter's period could not be learned: energies of short iterations are inexact or unknown",
         "readings by the daemon take 1.1 % of a core for each such GPU",
