@@ -103,6 +103,7 @@ class Daemon:
         self._switching_file = SwitchingFile(settings.switch_latencies_path)
         host = f"{settings.host_name or gethostname()}:{settings.socket_path}"
         self.gpus = Gpus(self._switching_file.read(), host=host, host_power_w=settings.carbon_host_power_w)
+        self.gpus.measured = self._switching_file.measured_gpus
         start = process_launchers(settings, start_child)
         self.worker = GpuWorker(settings, start.worker, self._handle)
         self.policy = PolicyClient(start.policy_host)
@@ -294,8 +295,8 @@ class Daemon:
         await self.jobs.accounts.save(self._accounted())
 
     async def _save_switching(self) -> None:
-        """Save the measured clock changes for the next daemon."""
-        measured = self.gpus.measured_switches()
+        """Save the measured clock changes, and what `doctor --measure` found, for the next daemon."""
+        measured, self._switching_file.measured_gpus = self.gpus.measured_switches(), self.gpus.measured
         await asyncio.to_thread(self._switching_file.save, measured)
 
     async def _hand_over(self) -> bool:

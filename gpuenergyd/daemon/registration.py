@@ -20,6 +20,7 @@ from gpuenergyd.core.pipeline.timetable import CAPTURED
 from gpuenergyd.core.policy_api.target import LARGE_SLOWDOWN_RATIO, PerformanceTarget, slowdown_problem
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import JobError, ProtocolError
+from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.printable import printable_line
 from gpuenergyd.store.records import JobRecord
 from gpuenergyd.wire import PROTOCOL_VERSION
@@ -304,7 +305,7 @@ def job_description(registration: RankRegistration, policy: str, default_max_slo
 
 
 def job_record(
-    description: JobDescription, registration: RankRegistration, uid: int, started_at: datetime, *, is_simulated: bool
+    description: JobDescription, registration: RankRegistration, uid: int, started_at: datetime, gpu: GpuIdentity
 ) -> JobRecord:
     """Return what the history database keeps of a new job."""
     return JobRecord(
@@ -315,13 +316,14 @@ def job_record(
         policy=description.policy,
         schedule_name=registration.schedule_name,
         framework=registration.framework,
-        is_simulated=is_simulated,
+        is_simulated=gpu.is_simulated,
         num_ranks=description.num_ranks,
         num_microbatches=registration.num_microbatches,
         max_slowdown_ratio=description.target.max_slowdown_ratio,
         uid=uid,
         started_at=started_at,
         tags=checked_tags(registration.tags),
+        energy_scope=gpu.energy_scope,
     )
 
 

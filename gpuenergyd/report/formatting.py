@@ -107,6 +107,9 @@ def pricing_text(rows: Sequence[Mapping[str, Any]]) -> str:
     return "; ".join(notes)
 
 
+MODULE_NOTE = ", energy of modules (GPU, processor and memory), not of GPUs alone"
+
+
 def power_text(power_w: float | None) -> str:
     return MISSING if power_w is None else f"{power_w:.0f} W"
 

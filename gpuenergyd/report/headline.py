@@ -13,6 +13,7 @@ from gpuenergyd.core.job.result_text import (
 )
 from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 from gpuenergyd.count_text import count_text
+from gpuenergyd.gpu.device import EnergyScope
 from gpuenergyd.report import formatting
 from gpuenergyd.report.job import JobReport
 from gpuenergyd.store import JobSummary
@@ -90,9 +91,15 @@ def tiles(report: JobReport) -> list[Tile]:
     used = report.energy_use
     if used.used_j is not None:
         estimated = f", {text.energy_text(used.estimated_j)} of it estimated" if used.estimated_j else ""
-        note = f"by its GPUs in {text.time_text(job.duration_s)}{estimated}"
+        whose = "modules (GPU, processor, memory)" if is_of_modules(job) else "GPUs"
+        note = f"by its {whose} in {text.time_text(job.duration_s)}{estimated}"
         found.append(Tile("energy used", text.energy_text(used.used_j), note))
     return found
+
+
+def is_of_modules(job: JobSummary) -> bool:
+    """Return whether the job's energy is that of superchip modules, which must not be called its GPUs'."""
+    return job.energy_scope == EnergyScope.MODULE
 
 
 def time_cost(job: JobSummary) -> str:

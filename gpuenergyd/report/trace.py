@@ -83,7 +83,12 @@ class _Trace:
         with_spans = set(self._history.iterations_with_spans(self._job.job_id))
         for row in self._iterations:
             plan = self._plan_at(row.iteration_index)
-            figures = {"plan": plan.plan.plan_id if plan else None, "energy (J)": row.energy_j}
+            figures = {
+                "plan": plan.plan.plan_id if plan else None,
+                "energy (J)": row.energy_j,
+                "estimated, at least (J)": row.energy_low_j,
+                "estimated, at most (J)": row.energy_high_j,
+            }
             name = f"iteration {row.iteration_index}"
             yield self._slice(_ITERATIONS, name, row.started_at, row.iteration_time_s, figures)
             if row.iteration_index in with_spans:

@@ -42,6 +42,8 @@ class JobRecord:
     uid: int
     started_at: datetime
     tags: tuple[tuple[str, str], ...] = ()
+    energy_scope: str | None = None
+    """What its GPUs' energy counters cover, a `gpu.device.EnergyScope`; None if an earlier version recorded the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,10 @@ class RankRecord:
 
 @dataclass(frozen=True, slots=True)
 class IterationRecord:
-    """Time and energy of one iteration; its timeline is stored only if `spans` are given."""
+    """Time and energy of one iteration; its timeline is stored only if `spans` are given.
+
+    `energy_low_j` and `energy_high_j` are the 95 % interval of an estimated energy, None of a measured one.
+    """
 
     job_id: str
     iteration_index: int
@@ -91,6 +96,8 @@ class IterationRecord:
     plan_purpose: PlanPurpose | None
     is_regular: bool
     spans: tuple[ObservedSpan, ...] = ()
+    energy_low_j: float | None = None
+    energy_high_j: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

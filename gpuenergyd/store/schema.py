@@ -62,6 +62,7 @@ jobs = Table(
     Column("host", String(256)),
     Column("outcome", String(32)),
     Column("outcome_reason", String(1024)),
+    Column("energy_scope", String(16)),
     Index("jobs_by_start", "started_at"),
     Index("jobs_by_host", "host"),
 )
@@ -90,6 +91,8 @@ iterations = Table(
     Column("plan_id", String(256)),
     Column("plan_purpose", String(32)),
     Column("is_regular", Boolean, nullable=False),
+    Column("energy_low_j", Float),
+    Column("energy_high_j", Float),
     sqlite_with_rowid=False,
 )
 
@@ -240,6 +243,7 @@ iteration_blocks = Table(
     Column("num_measured", Integer, nullable=False),
     Column("sum_energy_j", Float),
     Column("median_energy_j", Float),
+    Column("num_estimated", Integer, nullable=False, server_default="0"),
     sqlite_with_rowid=False,
 )
 """Merged iterations of long jobs with the same plan and regularity: sums and medians."""

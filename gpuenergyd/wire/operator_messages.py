@@ -1,4 +1,4 @@
-"""Messages of operators' commands: changes and fits of running jobs, past jobs, released GPUs, calibrations.
+"""Messages of operators' commands: changes and fits of running jobs, past jobs, released and measured GPUs.
 
 HTTP/1.1 with JSON bodies on the daemon's Unix socket; (A) is for administrators:
 
@@ -12,11 +12,13 @@ HTTP/1.1 with JSON bodies on the daemon's Unix socket; (A) is for administrators
     POST  /v1/past-jobs/forget    PastJobsForget     -> PastJobsChanged
     POST  /v1/calibrations        CalibrationRequest -> CalibrationStarted
     GET   /v1/calibrations/{id}                      -> CalibrationState
+    POST  /v1/measured-gpus       MeasuredGpus       -> MeasuredGpusKept  (A)
 """
 
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
+from gpuenergyd.core.host.measured_gpu import MeasuredGpu
 from gpuenergyd.core.measurement.calibration import CalibratedTarget
 from gpuenergyd.core.pipeline.fitted import FittedPipeline
 from gpuenergyd.core.pipeline.plan import ClockPlan
@@ -229,3 +231,17 @@ class CalibrationState:
     calibration_id: str
     is_finished: bool
     gpus: tuple[CalibrationProgress, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredGpus:
+    """What `gpuenergyd doctor --measure` has found: one GPU of each model."""
+
+    gpus: tuple[MeasuredGpu, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredGpusKept:
+    """Reply: the models of this host whose measurements the daemon keeps."""
+
+    model_names: tuple[str, ...]

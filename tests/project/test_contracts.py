@@ -56,7 +56,8 @@ REPORT_BY_JOB = {
         " gpu_energy_j gpu_estimated_j gpu_estimated_s gpu_measured_s gpu_missing_s gpu_uuids host host_power_w"
         " is_grid_replayed is_saving_significant is_simulated iteration_time_s job_id job_name lower_bound_j"
         " max_slowdown_ratio"
-        " measured_intensity_ratio num_baseline_iterations num_iterations num_measured_iterations"
+        " energy_scope measured_intensity_ratio num_baseline_iterations num_estimated_iterations"
+        " num_iterations num_measured_iterations"
         " num_compared_baseline_iterations num_compared_tuned_iterations num_experiments"
         " num_measured_profile_iterations num_microbatches num_profile_iterations num_ranks num_targets"
         " num_trial_iterations num_tuned_iterations outcome outcome_reason policy predicted_energy_j"
@@ -118,7 +119,7 @@ DOCTOR = {"": "findings is_degraded", "findings": "detail fix level subject"}
 STATUS = {
     "": (
         "carbon clock_requests degraded_reasons driver ended_jobs files gpus host_energy is_degraded jobs"
-        " mode mode_note pid policy_host power pue store swing uptime_s version watts_saved_interval"
+        " measured_gpus mode mode_note pid policy_host power pue store swing uptime_s version watts_saved_interval"
         " watts_saved_w worker"
     ),
     "power": (
@@ -132,7 +133,7 @@ STATUS = {
     "files": "carbon_path history_path journal_path world_path",
     "store": "num_records_waiting num_rows_dropped num_rows_written path",
     "gpus": (
-        "administrator_lease calibration_lease clock_age_s gpu_uuid index is_simulated job_id model_name power_w"
+        "administrator_lease calibration_lease clock_age_s energy_scope gpu_uuid index is_simulated job_id model_name power_w"
         " reading_age_s refused_readings requested_sm_clock_mhz sm_clock_mhz state switching"
         " temperature_celsius total_energy_j"
         " zeusd_client_lease"
@@ -148,6 +149,7 @@ STATUS = {
         " is_given_up is_observing is_pipeline_member is_saving_significant is_suspended iteration_time_s"
         " job_id job_name last_notice last_notice_iterations_ago last_report_age_s lower_bound_j"
         " max_slowdown_ratio max_slowdown_source num_baseline_iterations num_faults num_iterations"
+        " num_estimated_iterations"
         " num_iterations_of_plan num_microbatches num_profile_iterations num_ranks num_stage_ranks num_trial_iterations"
         " num_tuned_iterations"
         " captured order order_advice order_held_microbatches order_refusal order_saving_ratio own_order_saving_ratio"

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from gpuenergyd.core.job.result_text import saving_span_text, slowdown_span_text
 from gpuenergyd.report.headline import evidence, headline, tiles
 from gpuenergyd.report.job import JobReport, job_reports
+from gpuenergyd.report.terminal.tables import job_table
 from gpuenergyd.store import open_history
 from tests.support.sample_history import write_sample_history
 
@@ -38,6 +40,21 @@ def test_a_saving_is_stated_with_the_change_of_speed_and_both_intervals(
     assert evidence(report).startswith("95 % confidence: 13.1 % to 13.7 % less energy, at most 0.1 % slower.")
     values = {tile.name: (tile.value, tile.note) for tile in tiles(report)}
     assert values["speed"] == ("no slower", "95 %: at most 0.1 % slower")
+
+
+def test_energy_of_superchips_is_not_called_that_of_gpus_and_estimated_iterations_are_counted(
+    report_with: Callable[..., JobReport],
+) -> None:
+    report = report_with(energy_scope="module", num_estimated_iterations=12, num_iterations=40)
+
+    notes = {tile.name: tile.note for tile in tiles(report)}
+    assert notes["energy used"].startswith("by its modules (GPU, processor, memory) in ")
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(job_table(report))
+    text = shown.get()
+    assert "total energy of modules (GPU, processor, memory): " in text
+    assert "energy of 12 of 40 iterations: estimated, since each was shorter than the time between readings" in text
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""The load that a calibration needs: this process computes on a GPU, since an idle one does not show the clocks set."""
+"""The loads of a calibration, during which an idle GPU would not show the clocks set, and of `doctor --measure`."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -13,8 +13,8 @@ from gpuenergyd.gpu.drivers.opening import DRIVERS, open_driver
 class GpuLoad(Protocol):
     """Keeps GPUs busy."""
 
-    def on(self, gpu_uuid: str) -> AbstractContextManager[None]:
-        """Compute on a GPU inside the context.
+    def on(self, gpu_uuid: str) -> AbstractContextManager[Mapping[str, float] | None]:
+        """Compute on a GPU inside the context; it yields what the load knows of itself, by names of `MeasuredGpu`.
 
         Raises:
             GpuError: the GPU cannot be used; `DriverError` also at the end of the context, if computing failed.

@@ -28,7 +28,7 @@ from gpuenergyd.core.host.facts import (
 )
 from gpuenergyd.daemon.settings import COMMAND, FETCHER_UNIT_DIR, NVML, SIMULATED, Settings, load_settings
 from gpuenergyd.errors import CarbonSourceError, GpuEnergyError, JournalError, StoreError, UsageError
-from gpuenergyd.gpu.device import GpuDriver, GpuIdentity, HasSettings
+from gpuenergyd.gpu.device import EnergyScope, GpuDriver, GpuIdentity, HasSettings
 
 T = TypeVar("T")
 
@@ -113,12 +113,24 @@ def _daemon(path: str) -> tuple[dict[str, Any] | None, DaemonFacts]:
     )
 
 
-def _driver(settings: Settings | None, status: dict[str, Any] | None) -> DriverFacts:
+def driver_in_use(config: Path | None, socket: str | None) -> tuple[str, Path | None, str]:
+    """Return name and file of the driver that the daemon uses, or would use, and the path of the daemon's socket."""
+    settings = load_settings(config)
+    path = _socket_path(socket, settings)
+    return *_driver_and_file(settings, _daemon(path)[0]), path
+
+
+def _driver_and_file(settings: Settings | None, status: dict[str, Any] | None) -> tuple[str, Path | None]:
     configured = settings.driver if settings is not None else NVML
     kind = str(status["driver"] if status is not None else configured)
     world = settings.driver_path if settings is not None else None
     if status is not None and (of_daemon := status.get("files", {}).get("world_path")):
         world = Path(of_daemon)
+    return kind, world
+
+
+def _driver(settings: Settings | None, status: dict[str, Any] | None) -> DriverFacts:
+    kind, world = _driver_and_file(settings, status)
     if kind == SIMULATED and world is None:
         gpus = status.get("gpus", ()) if status is not None else ()
         return DriverFacts(kind, tuple(GpuFacts(f"{g['model_name']} {g['gpu_uuid']}", None, None, None) for g in gpus))
@@ -149,7 +161,8 @@ def _gpu(host: GpuDriver, gpu: GpuIdentity) -> GpuFacts:
         is_persistent = host.details(gpu.gpu_uuid).is_persistent if isinstance(host, HasSettings) else None
     except GpuEnergyError as error:
         reason = reason or str(error)
-    return GpuFacts(f"{gpu.model_name} {gpu.gpu_uuid}", len(gpu.supported_sm_clocks_mhz), reason, is_persistent)
+    scope = " (energy of its module: GPU, processor, memory)" if gpu.energy_scope is EnergyScope.MODULE else ""
+    return GpuFacts(f"{gpu.model_name} {gpu.gpu_uuid}{scope}", len(gpu.supported_sm_clocks_mhz), reason, is_persistent)
 
 
 def _caller(settings: Settings | None) -> CallerFacts:

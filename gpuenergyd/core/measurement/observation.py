@@ -3,6 +3,7 @@
 Intervals come from the training processes, clocks and energy from the GPU worker; both use the host's monotonic clock.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -136,6 +137,16 @@ class IterationObservation:
     def own_time_s(self) -> float:
         """Iteration time without waits for other replicas."""
         return self.iteration_time_s - self.waited_s
+
+    @property
+    def estimated_range_j(self) -> tuple[float, float] | None:
+        """95 % interval of the energy where that of any rank is estimated, with independent errors; else None."""
+        energy_j, is_estimated = self.energy_j, any(rank.is_energy_estimated for rank in self.ranks)
+        if energy_j is None or not is_estimated:
+            return None
+        known = [(rank.energy_j or 0.0, *(rank.energy_range_j or (rank.energy_j or 0.0,) * 2)) for rank in self.ranks]
+        low_j = energy_j - math.hypot(*(own_j - low_j for own_j, low_j, _ in known))
+        return low_j, energy_j + math.hypot(*(high_j - own_j for own_j, _, high_j in known))
 
     @cached_property
     def energy_j(self) -> float | None:

@@ -26,6 +26,8 @@ from gpuenergyd.wire.operator_messages import (
     JobFit,
     JobPatch,
     JobPatched,
+    MeasuredGpus,
+    MeasuredGpusKept,
     PastJobFile,
     PastJobList,
     PastJobsChanged,
@@ -104,6 +106,12 @@ CALIBRATIONS = Route(
 CALIBRATION = Route(
     "/v1/calibrations/{calibration_id}", "Progress and result of a calibration.", reply=CalibrationState
 )
+MEASURED_GPUS = Route(
+    "/v1/measured-gpus",
+    "Keep what `gpuenergyd doctor --measure` has found, by GPU model and driver version (administrators).",
+    MeasuredGpus,
+    MeasuredGpusKept,
+)
 PAST_JOBS = Route(
     "/v1/past-jobs", "Past jobs of the caller and imported ones, from whose curves new jobs start.", reply=PastJobList
 )
@@ -139,7 +147,7 @@ OPENAPI = Route("/v1/openapi.json", "This document.")
 
 ROUTES = (
     *(RANKS, ITERATIONS, PACE, RELEASE, MEMBERS, MEMBER_PLAN, PIPELINES, LEASES, LEASE_RELEASE),
-    *(GPU_RELEASE, GPU_REOPEN, CALIBRATIONS, CALIBRATION),
+    *(GPU_RELEASE, GPU_REOPEN, CALIBRATIONS, CALIBRATION, MEASURED_GPUS),
     *(PAST_JOBS, ALL_PAST_JOBS, PAST_JOB_IMPORT, PAST_JOB_FORGET),
     *(STATUS, JOB, JOB_PATCH, JOB_FIT, METRICS, OPENAPI),
 )

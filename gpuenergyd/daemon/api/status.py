@@ -100,6 +100,7 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
             "trouble": daemon.policy.trouble,
         },
         "gpus": [_gpu(gpu, daemon.leases.get(gpu.identity.gpu_uuid)) for gpu in daemon.gpus],
+        "measured_gpus": plain(daemon.gpus.measured),
         "jobs": [_job(runner, daemon) for runner in daemon.jobs],
         "ended_jobs": [_ended_job(ended) for ended in reversed(daemon.jobs.ended)],
         **_total_saved_power(daemon.jobs),
@@ -154,6 +155,7 @@ def _gpu(gpu: Gpu, lease: ManualLease | None) -> dict[str, Any]:
         "index": gpu.identity.index,
         "model_name": gpu.identity.model_name,
         "is_simulated": gpu.identity.is_simulated,
+        "energy_scope": gpu.identity.energy_scope,
         "state": gpu.health,
         "state_reason": gpu.detail or None,
         "sm_clock_mhz": sample.sm_clock_mhz if sample else None,
@@ -263,6 +265,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "num_microbatches": job.description.num_microbatches,
         "captured": next((s.captured for s in sessions if s.captured), None),
         "num_iterations": job.num_iterations,
+        "num_estimated_iterations": runner.recorder.num_estimated,
         "plan_id": plan.plan_id,
         "plan_purpose": plan.purpose,
         "plan_reason": plan.reason,
@@ -297,13 +300,8 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "age_s": _age_s(runner.created_mono_ns),
         "last_report_age_s": _age_s(runner.last_report_mono_ns) if runner.last_report_mono_ns else None,
         "ranks": [
-            {
-                "pp_rank": s.pp_rank,
-                "stage_rank": s.stage_rank,
-                "gpu_uuid": s.gpu_uuid,
-                "pid": s.peer.pid,
-                "uid": s.peer.uid,
-            }
+            {name: getattr(s, name) for name in ("pp_rank", "stage_rank", "gpu_uuid")}
+            | {"pid": s.peer.pid, "uid": s.peer.uid}
             for s in sessions
         ],
     }

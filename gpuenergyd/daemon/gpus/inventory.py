@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 
+from gpuenergyd.core.host.measured_gpu import MeasuredGpu
 from gpuenergyd.core.measurement.switch_calibration import SwitchCalibration
 from gpuenergyd.core.measurement.telemetry import ClockHistory, EnergyCounter
 from gpuenergyd.core.pipeline.switching import LatencyBasis, ObservedSwitch, constant_latency
@@ -181,6 +182,8 @@ class Gpus:
         self._gpus: dict[str, Gpu] = {}
         self._switching_of_model: dict[_SwitchingKey, SwitchCalibration] = {}
         self._saved = list(saved)
+        self.measured: tuple[MeasuredGpu, ...] = ()
+        """What `doctor --measure` has found, newest last."""
 
     def __iter__(self) -> Iterator[Gpu]:
         return iter(sorted(self._gpus.values(), key=lambda gpu: gpu.identity.index))
@@ -275,6 +278,18 @@ class Gpus:
         )
         return (*measured, *self._saved)
 
+    def keep_measured(self, measured: MeasuredGpu) -> bool:
+        """Keep what was measured in place of what is known of the model; return whether this host has such GPUs."""
+        is_here = any(gpu.identity.model_name == measured.model_name for gpu in self)
+        if is_here:
+            others = (own for own in self.measured if own.model_name != measured.model_name)
+            self.measured = (*others, measured)
+        return is_here
+
+    def _measured_waiting_power_w(self, identity: GpuIdentity) -> float | None:
+        key = identity.model_name, identity.driver_version
+        return next((m.waiting_power_w for m in self.measured if (m.model_name, m.driver_version) == key), None)
+
     def of_same_model(self, gpu: Gpu) -> list[Gpu]:
         """Return the GPUs whose switch latencies are estimated together with those of a GPU, itself included."""
         return [own for own in self if own.switching is gpu.switching]
@@ -283,9 +298,14 @@ class Gpus:
         return self._gpus.get(gpu_uuid)
 
     def view(self, gpu: Gpu) -> GpuView:
-        """Return the view of a GPU that policies get, with the number of GPUs that share its driver."""
-        num_host_gpus = sum(own.claim is not None and not own.claim.is_lease for own in self)
-        return replace(gpu.view(), num_host_gpus=num_host_gpus)
+        """Return the view of a GPU that policies get, with the number of GPUs that share its driver.
+
+        Its power while waiting is the published one, or else the measured one.
+        """
+        num_host_gpus, view = sum(own.claim is not None and not own.claim.is_lease for own in self), gpu.view()
+        if view.blocking_power_w is None:
+            view = replace(view, blocking_power_w=self._measured_waiting_power_w(gpu.identity))
+        return replace(view, num_host_gpus=num_host_gpus)
 
     def claim(self, gpu_uuid: str, claim: GpuClaim) -> Gpu:
         """Assign a GPU to a job or lease.

@@ -1,7 +1,7 @@
-"""Measured clock changes on disk, so that a restarted daemon knows the switch latencies of its GPUs.
+"""Measured clock changes on disk, and what `doctor --measure` found, so that a restarted daemon knows its GPUs.
 
-Latencies depend on the GPU model and on the driver, so changes are kept by both; those of another driver version are
-not used.
+All depends on the GPU model and on the driver, so it is kept by both; that of another driver version is not
+used.
 """
 
 import logging
@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuenergyd.atomic_file import replace_file
+from gpuenergyd.core.host.measured_gpu import MeasuredGpu
 from gpuenergyd.core.pipeline.switching import ObservedSwitch
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.daemon_codec import decode, encode
@@ -46,6 +47,7 @@ class _Head:
 class _SavedModels:
     version: int
     models: tuple[SavedSwitches, ...]
+    measured_gpus: tuple[MeasuredGpu, ...] = ()
 
 
 class SwitchingFile:
@@ -53,6 +55,8 @@ class SwitchingFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.measured_gpus: tuple[MeasuredGpu, ...] = ()
+        """What was read, and what is saved with the changes."""
         self._written = b""
 
     def read(self) -> tuple[SavedSwitches, ...]:
@@ -66,14 +70,14 @@ class SwitchingFile:
         except (OSError, ProtocolError) as error:
             log.warning("cannot read %s: %s; switch latencies are measured anew", self._path, error)
             return ()
-        self._written = body
+        self._written, self.measured_gpus = body, saved.measured_gpus
         return saved.models
 
     def save(self, models: Iterable[SavedSwitches]) -> None:
         """Replace the file if the changes differ from those in it; the newest `MAX_KEPT` of each model are kept."""
         kept = tuple(replace(model, switches=model.switches[-MAX_KEPT:]) for model in models)[:_MAX_MODELS]
-        body = encode(_SavedModels(_VERSION, kept))
-        if body == self._written or not (kept or self._written):
+        body = encode(_SavedModels(_VERSION, kept, self.measured_gpus[:_MAX_MODELS]))
+        if body == self._written or not (kept or self.measured_gpus or self._written):
             return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)

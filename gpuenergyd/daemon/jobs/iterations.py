@@ -133,11 +133,15 @@ class IterationRecorder:
     """The carbon service; None for a member of a pipeline across hosts, whose leader counts for all."""
     timeline: tuple[int, tuple[ObservedSpan, ...]] | None = None
     """The index and the spans of the last iteration whose instructions were timed."""
+    num_estimated: int = 0
+    """Iterations of estimated energy, since the daemon started."""
     _estimate_due_mono_ns: int = 0
     _timelines: TimelineSelection = field(default_factory=TimelineSelection)
 
     def record(self, command: RecordIteration) -> None:
         observation, began_at = command.observation, utc_at(command.began_mono_ns)
+        low_j, high_j = observation.estimated_range_j or (None, None)
+        self.num_estimated += low_j is not None
         if self.watcher is not None:
             self.watcher.iteration_done(self.runner, observation, command.purpose, began_at)
         if command.spans:
@@ -153,6 +157,8 @@ class IterationRecorder:
                 plan_purpose=command.purpose,
                 # At a straggler's pace the plan neither saves nor loses time.
                 is_regular=observation.is_own,
+                energy_low_j=low_j,
+                energy_high_j=high_j,
                 spans=command.spans if command.spans and self._timelines.select(observation) else (),
             )
         )

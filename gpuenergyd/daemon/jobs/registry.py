@@ -207,8 +207,7 @@ class Jobs:
             self.rates.count(peer.uid)
             self.add(runner, registration, peer.uid)
             started_at = utc_at(runner.created_mono_ns)
-            is_simulated = gpu.identity.is_simulated
-            record = job_record(runner.job.description, registration, peer.uid, started_at, is_simulated=is_simulated)
+            record = job_record(runner.job.description, registration, peer.uid, started_at, gpu.identity)
             self.services.history.write(record)
             runner.start()
             if not runner.is_member and (ordered := self.stored_orders(runner)) is not None:

@@ -35,6 +35,8 @@ from gpuenergyd.wire.operator_messages import (
     CalibrationRequest,
     CalibrationStarted,
     CalibrationState,
+    MeasuredGpus,
+    MeasuredGpusKept,
 )
 
 log = logging.getLogger(__name__)
@@ -114,6 +116,12 @@ class Calibrations:
     is_observing: bool = False
     _calibrations: dict[str, _Calibration] = field(default_factory=dict)
     _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def keep_measured(self, measured: MeasuredGpus, peer: PeerCredentials) -> MeasuredGpusKept:
+        """Keep what an administrator's `doctor --measure` has found for the models of this host."""
+        kept = tuple(gpu.model_name for gpu in measured.gpus if self.gpus.keep_measured(gpu))
+        log.info("measurements of %s by %s are kept", ", ".join(kept) or "no model of this host", peer)
+        return MeasuredGpusKept(kept)
 
     async def start(self, request: CalibrationRequest, peer: PeerCredentials, pidfd: int) -> CalibrationStarted:
         """Lease the GPUs to a process and begin; the leases end when the process of `pidfd` does.

@@ -23,7 +23,7 @@ import pynvml
 
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import DriverError, GpuError, GpuLostError, GpuNotFoundError, GpuUnsupportedError
-from gpuenergyd.gpu.device import EnergyReading, GpuDetails, GpuIdentity, GpuReading
+from gpuenergyd.gpu.device import EnergyReading, EnergyScope, GpuDetails, GpuIdentity, GpuReading
 from gpuenergyd.gpu.drivers.nvml_errors import NEVER_HERE, TRANSIENT, UNINITIALIZED, nvml_error
 from gpuenergyd.gpu.drivers.published_figures import published_blocking_power_w, published_switch_latency_s
 
@@ -388,7 +388,8 @@ class NvmlHost:
         device = self._device(gpu_uuid)
         power_mw: int | None = None
         energy_mj: int | None = None
-        values = self._ask(gpu_uuid, "nvmlDeviceGetFieldValues", [_FIELD_INSTANT_POWER, _FIELD_TOTAL_ENERGY])
+        fields = [self._power_field(gpu_uuid), _FIELD_TOTAL_ENERGY]
+        values = self._ask(gpu_uuid, "nvmlDeviceGetFieldValues", fields)
         if values is not None:
             if values[0].nvmlReturn == 0:
                 power_mw = int(values[0].value.uiVal)
@@ -402,9 +403,28 @@ class NvmlHost:
             energy_mj = self._ask(gpu_uuid, "nvmlDeviceGetTotalEnergyConsumption")
         return power_mw, energy_mj
 
+    def _power_field(self, gpu_uuid: str) -> tuple[int, int]:
+        """Return field and scope of the power that belongs to the energy counter."""
+        is_module = self._device(gpu_uuid).identity.energy_scope is EnergyScope.MODULE
+        return _FIELD_INSTANT_POWER, pynvml.NVML_POWER_SCOPE_MODULE if is_module else pynvml.NVML_POWER_SCOPE_GPU
+
+    def _energy_scope(self, gpu_uuid: str) -> EnergyScope:
+        """Return what the counter covers: the module of a superchip, if the driver knows the power of such a module.
+
+        A link between GPU and processor alone does not tell: GB10 has one, and no module. On GH200 the counter is the
+        module's (ml-energy/zeus, pull requests 172 and 242).
+        """
+        with contextlib.suppress(GpuError):
+            mode = self._ask(gpu_uuid, "nvmlDeviceGetC2cModeInfoV")
+            if mode is not None and mode.isC2cEnabled:
+                field = _FIELD_INSTANT_POWER, pynvml.NVML_POWER_SCOPE_MODULE
+                values = self._ask(gpu_uuid, "nvmlDeviceGetFieldValues", [field])
+                return EnergyScope.MODULE if values is not None and values[0].nvmlReturn == 0 else EnergyScope.GPU
+        return EnergyScope.GPU
+
     def _power_mw(self, gpu_uuid: str) -> int | None:
         """Return milliwatts: the present power, or the mean of about a second where the driver reports no other."""
-        values = self._ask(gpu_uuid, "nvmlDeviceGetFieldValues", [_FIELD_INSTANT_POWER])
+        values = self._ask(gpu_uuid, "nvmlDeviceGetFieldValues", [self._power_field(gpu_uuid)])
         if values is not None and values[0].nvmlReturn == 0:
             return int(values[0].value.uiVal)
         power_mw: int | None = self._ask(gpu_uuid, "nvmlDeviceGetPowerUsage")
@@ -566,6 +586,7 @@ class NvmlHost:
             default_power_limit_w=default_w,
             blocking_power_w=published_blocking_power_w(model_name),
             switch_latency_s=published_switch_latency_s(model_name),
+            energy_scope=self._energy_scope(gpu_uuid),
             min_power_limit_w=ask(lambda: _watts(limits_mw[0])),
             max_power_limit_w=ask(lambda: _watts(limits_mw[1])),
             power_profiles=() if profiles is None else _profile_numbers(profiles.perfProfilesMask),

@@ -15,7 +15,7 @@ from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.gpu.link.messages import Command, Message
 
-LINK_VERSION = 10
+LINK_VERSION = 11
 MAX_DATAGRAM_BYTES = 131_072
 MAX_PIDFDS = 128
 """Per datagram; the kernel accepts 253."""

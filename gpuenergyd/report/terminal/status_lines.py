@@ -11,8 +11,10 @@ from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, cost_text, predicte
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.timetable import ONE_CLOCK, TIMETABLE
 from gpuenergyd.count_text import count_text
+from gpuenergyd.gpu.device import EnergyScope
 from gpuenergyd.report.formatting import (
     MISSING,
+    MODULE_NOTE,
     age_text,
     energy_text,
     fit_error_text,
@@ -145,6 +147,7 @@ def model_lines(status: Status) -> list[Text]:
     indexes: dict[str, list[int]] = {}
     for gpu in status["gpus"]:
         model = gpu["model_name"].removeprefix("NVIDIA ").removesuffix(" (simulated)")
+        model += MODULE_NOTE if gpu.get("energy_scope") == EnergyScope.MODULE else ""
         indexes.setdefault(model, []).append(gpu["index"])
     which = {model: f" ({', '.join(map(str, own))})" if len(indexes) > 1 else "" for model, own in indexes.items()}
     return [Text(f"{count_text(len(own), 'GPU')}: {model}{which[model]}") for model, own in indexes.items()]

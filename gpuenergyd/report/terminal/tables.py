@@ -22,7 +22,7 @@ from gpuenergyd.report.formatting import (
     ratio_text,
     time_text,
 )
-from gpuenergyd.report.headline import evidence, headline, time_cost
+from gpuenergyd.report.headline import evidence, headline, is_of_modules, time_cost
 from gpuenergyd.report.job import JobReport, PlanInForce
 from gpuenergyd.report.totals import not_counted_text, saved_total
 from gpuenergyd.store import JobSummary
@@ -193,7 +193,13 @@ def _energy_lines(report: JobReport) -> list[str]:
     if used.energy_j is not None or used.estimated_j is not None:
         estimated = f", {energy_text(used.estimated_j)} estimated" if used.estimated_j is not None else ""
         missing = f"; no readings for {time_text(used.missing_s)}" if used.missing_s else ""
-        lines.append(f"total GPU energy: {energy_text(used.energy_j)} measured{estimated}{missing}")
+        whose = "energy of modules (GPU, processor, memory)" if is_of_modules(report.summary) else "GPU energy"
+        lines.append(f"total {whose}: {energy_text(used.energy_j)} measured{estimated}{missing}")
+    if num_estimated := report.summary.num_estimated_iterations:
+        lines.append(
+            f"energy of {num_estimated} of {count_text(report.summary.num_iterations, 'iteration')}: estimated, since"
+            " each was shorter than the time between readings of the counter; their sum is measured"
+        )
     if report.cost is not None:
         pue = f" (PUE {report.rates.pue:g})" if report.rates.pue != 1.0 else ""
         lines.append(f"cost: {cost_text(report.cost, report.rates.currency)}{pue}")

@@ -130,4 +130,5 @@ def _block(rows: Sequence[Any]) -> dict[str, Any]:
         "num_measured": len(energies_j),
         "sum_energy_j": sum(energies_j) if energies_j else None,
         "median_energy_j": median(energies_j) if energies_j else None,
+        "num_estimated": sum(row.energy_low_j is not None for row in rows),
     }

@@ -9,10 +9,13 @@ from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store.reader import Reader, column_names
 
 _PURPOSES: Mapping[str | None, PlanPurpose | None] = {None: None, "": None, **{str(word): word for word in PlanPurpose}}
-ITERATION_COLUMNS = ("iteration_index", "started_at", "plan_purpose", "is_regular", "iteration_time_s", "energy_j")
+ITERATION_COLUMNS = (
+    *("iteration_index", "started_at", "plan_purpose", "is_regular", "iteration_time_s", "energy_j"),
+    "energy_low_j",
+)
 BLOCK_COLUMNS = (
     *("first_iteration_index", "started_at", "plan_purpose", "is_regular", "num_iterations"),
-    *("sum_time_s", "median_time_s", "num_measured", "sum_energy_j", "median_energy_j"),
+    *("sum_time_s", "median_time_s", "num_measured", "sum_energy_j", "median_energy_j", "num_estimated"),
 )
 """The columns of `Iterations`, in the order of its fields."""
 
@@ -28,14 +31,17 @@ class IterationRow:
     plan_id: str | None
     plan_purpose: PlanPurpose | None
     is_regular: bool
+    energy_low_j: float | None = None
+    energy_high_j: float | None = None
+    """Ends of the 95 % interval of an estimated energy; None of a measured one."""
 
 
 def iteration_rows(reader: Reader, job_id: str) -> tuple[IterationRow, ...]:
     """Return the iterations of a job that are stored singly, in order."""
     rows = reader.values(column_names(IterationRow), "iterations", {"job_id = ?": job_id}, order_by="iteration_index")
     return tuple(
-        IterationRow(index, at, time_s, energy_j, plan_id, _PURPOSES[purpose], is_regular)
-        for index, at, time_s, energy_j, plan_id, purpose, is_regular in rows
+        IterationRow(index, at, time_s, energy_j, plan_id, _PURPOSES[purpose], *regular_and_range)
+        for index, at, time_s, energy_j, plan_id, purpose, *regular_and_range in rows
     )
 
 
@@ -53,6 +59,8 @@ class Iterations:
     num_measured: int
     sum_energy_j: float | None
     median_energy_j: float | None
+    num_estimated: int = 0
+    """Iterations of estimated energy, which were shorter than the time between readings of the counter."""
 
     @property
     def measured_time_s(self) -> float:
@@ -69,9 +77,9 @@ def all_iterations(reader: Reader, job_id: str) -> list[Iterations]:
 
 
 def single_of(row: Sequence[Any]) -> Iterations:
-    index, at, purpose, is_regular, time_s, energy_j = row
-    is_measured = int(energy_j is not None)
-    return Iterations(index, at, _PURPOSES[purpose], is_regular, 1, time_s, time_s, is_measured, energy_j, energy_j)
+    index, at, purpose, is_regular, time_s, energy_j, low_j = row
+    energies = int(energy_j is not None), energy_j, energy_j, int(low_j is not None)
+    return Iterations(index, at, _PURPOSES[purpose], is_regular, 1, time_s, time_s, *energies)
 
 
 def block_of(row: Sequence[Any]) -> Iterations:

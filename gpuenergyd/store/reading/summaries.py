@@ -89,6 +89,10 @@ class JobSummary:
     outcome_reason: str | None = None
     iterations_energy_j: float | None = None
     """The energy of all iterations whose energy is known: regular, disturbed, for profiling."""
+    num_estimated_iterations: int = 0
+    """Iterations of estimated energy, which were shorter than the time between readings of the counter."""
+    energy_scope: str | None = None
+    """What the energy counters cover, a `gpu.device.EnergyScope`; None if an earlier version recorded the job."""
     run_key: str = ""
     """What the processes of one run have in common, see `store.reading.trainings`."""
     dp_rank: int = 0
@@ -111,7 +115,7 @@ JOB_VALUES = frozenset(
     {
         *("job_id", "job_name", "policy", "schedule_name", "is_simulated", "started_at", "ended_at", "end_reason"),
         *("num_ranks", "num_microbatches", "max_slowdown_ratio", "uid", "tags", "host"),
-        *("outcome", "outcome_reason", "run_key", "dp_rank"),
+        *("outcome", "outcome_reason", "run_key", "dp_rank", "energy_scope"),
     }
 )
 """The fields of a summary that are columns of the jobs table."""
@@ -173,6 +177,7 @@ def job_summary(job: Row, inputs: SummaryInputs, time_range: TimeRange = ALL_TIM
         duration_s=duration_s,
         energy_j=_sum(each.sum_energy_j for each in regular),
         iterations_energy_j=_sum(each.sum_energy_j for each in in_range),
+        num_estimated_iterations=sum(each.num_estimated for each in in_range),
         num_baseline_iterations=baseline.num_iterations,
         num_tuned_iterations=tuned.num_iterations,
         num_profile_iterations=sum(each.num_iterations for each in profiled),

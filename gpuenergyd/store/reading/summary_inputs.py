@@ -110,7 +110,8 @@ def _read_aggregated_iterations(
         "job_id, min(iteration_index) AS first_iteration_index, min(started_at) AS started_at, plan_purpose,"
         " is_regular, count(*) AS num_iterations, sum(iteration_time_s) AS sum_time_s,"
         f" {median.format('iteration_time_s')} AS median_time_s, count(energy_j) AS num_measured,"
-        f" sum(energy_j) AS sum_energy_j, {median.format('energy_j')} AS median_energy_j"
+        f" sum(energy_j) AS sum_energy_j, {median.format('energy_j')} AS median_energy_j,"
+        " count(energy_low_j) AS num_estimated"
     )
     ends = (at for at in (time_range.since, time_range.until) if at is not None)
     group_by = (

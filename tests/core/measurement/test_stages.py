@@ -1,5 +1,7 @@
 """Several ranks of a stage as one: as late as the latest, as fast as the slowest, and with the energy of all."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -140,7 +142,10 @@ def test_a_policy_sees_one_observation_per_stage() -> None:
 
     assert observation.energy_j == 400.0
     assert all(rank.is_energy_estimated for rank in observation.ranks)
-    assert all(rank.energy_range_j is not None for rank in observation.ranks)
+    low_j, high_j = observation.estimated_range_j or (0.0, 0.0)
+    first_low_j, first_high_j = observation.ranks[0].energy_range_j or (0.0, 0.0)
+    assert low_j <= 400.0 <= high_j
+    assert high_j - low_j == pytest.approx(math.sqrt(2) * (first_high_j - first_low_j))
     assert [rank.energy_j for rank in observation.ranks] == [200.0, 200.0]
     assert {share.sm_clock_mhz for sample in observation.instruction_samples for share in sample.shares} == {8}
     assert len(spans) == 8

@@ -1,5 +1,7 @@
 """The GPU inventory: what GPUs of one model share."""
 
+from dataclasses import replace
+
 import pytest
 
 from gpuenergyd.core.pipeline.switching import ENOUGH, LatencyBasis
@@ -8,6 +10,7 @@ from gpuenergyd.errors import GpuNotFoundError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuSample
 from gpuenergyd.store.records import RollupRecord
+from tests.core.host.test_measured_gpu import H200
 
 
 def change(gpu_uuid: str, number: int) -> ClockChangeReport:
@@ -34,6 +37,19 @@ def test_gpus_of_one_model_learn_switch_latencies_together_and_others_apart() ->
 def test_a_rank_on_an_instance_is_refused_with_a_sentence_about_mig() -> None:
     with pytest.raises(GpuNotFoundError, match=r"is a MIG instance: .* disable MIG"):
         Gpus()["MIG-7d3f1c2a-0c55-5f0f-9e0b-1f2e3d4c5b6a"]
+
+
+def test_power_while_waiting_is_the_measured_one_where_none_is_published() -> None:
+    gpus, measured = Gpus(), replace(H200, model_name="B", driver_version=None)
+    identities = [GpuIdentity(f"GPU-{k}", k, name, (1410,), is_simulated=True) for k, name in enumerate("AB")]
+    gpus.update([replace(identities[0], blocking_power_w=83.6), identities[1]])
+
+    kept = [gpus.keep_measured(own) for own in (measured, replace(measured, model_name="A"), H200)]
+
+    assert kept == [True, True, False]
+    assert [gpus.view(gpu).blocking_power_w for gpu in gpus] == [83.6, 126.0]
+    gpus.refresh(replace(identities[1], driver_version="590.2"))
+    assert gpus.view(gpus["GPU-1"]).blocking_power_w is None
 
 
 def _reading(gpu_uuid: str, second: int) -> GpuSample:

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -19,6 +20,7 @@ from gpuenergyd.errors import (
     GpuPermissionError,
     GpuUnsupportedError,
 )
+from gpuenergyd.gpu.device import EnergyScope
 from gpuenergyd.gpu.drivers.nvml import NvmlHost
 from gpuenergyd.gpu.drivers.nvml_errors import nvml_error
 from gpuenergyd.gpu.worker.threads.counter_edges import EnergyEdges
@@ -333,6 +335,41 @@ def test_any_reason_but_clocks_that_were_set_may_keep_the_clock_down(
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", lambda _: reasons)
 
     assert nvml_host.read(nvml_world.gpus[0]).is_clock_limited is is_limited
+
+
+@pytest.mark.parametrize(
+    ("has_link", "has_module_power", "scope"),
+    [(True, True, EnergyScope.MODULE), (True, False, EnergyScope.GPU), (False, True, EnergyScope.GPU)],
+    ids=["GH200", "GB10", "H200"],
+)
+def test_energy_of_a_superchip_is_that_of_its_module_and_power_too(
+    nvml_world: NvmlWorld,
+    monkeypatch: pytest.MonkeyPatch,
+    scope: EnergyScope,
+    *,
+    has_link: bool,
+    has_module_power: bool,
+) -> None:
+    read_fields = pynvml.nvmlDeviceGetFieldValues
+
+    def with_module(handle: object, wanted: list[Any]) -> Any:
+        values = read_fields(handle, wanted)
+        for value in values:
+            if value.scopeId == pynvml.NVML_POWER_SCOPE_MODULE:
+                value.nvmlReturn = 0 if has_module_power else pynvml.NVML_ERROR_NOT_SUPPORTED
+                value.value.uiVal = 900_000
+        return values
+
+    link = SimpleNamespace(isC2cEnabled=int(has_link))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetC2cModeInfoV", lambda _: link)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", with_module)
+    host = NvmlHost()
+
+    assert {identity.energy_scope for identity in host.identities()} == {scope}
+    is_module = scope is EnergyScope.MODULE
+    assert (host.read(nvml_world.gpus[0]).power_w == 900.0) is is_module
+    assert (host.read_without_energy(nvml_world.gpus[0]).power_w == 900.0) is is_module
+    host.close()
 
 
 def test_we_call_no_wrapper_that_discards_the_return_code() -> None:

@@ -40,6 +40,7 @@ def write_long_job(path: str, num_iterations: int, *, ended_at: datetime | None)
                 f"{purpose}-1",
                 purpose,
                 is_regular=k % 97 != 0,
+                energy_low_j=80.0 if k % 3 == 0 else None,
                 spans=SPANS if k % 1000 == 5 else (),
             )
         )
@@ -86,7 +87,13 @@ def test_compaction_keeps_the_summary_of_a_long_job_in_few_rows(
     assert num_single <= 2 * kept + len(timelines)
     assert num_blocks < 400
     assert set(timelines) <= singles
-    for name in ("num_iterations", "num_measured_iterations", "num_tuned_iterations", "num_baseline_iterations"):
+    for name in (
+        "num_iterations",
+        "num_measured_iterations",
+        "num_estimated_iterations",
+        "num_tuned_iterations",
+        "num_baseline_iterations",
+    ):
         assert getattr(after, name) == getattr(before, name)
     assert after.energy_j == pytest.approx(before.energy_j, rel=1e-12)
     assert after.duration_s == pytest.approx(before.duration_s, abs=0.02)

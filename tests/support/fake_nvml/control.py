@@ -80,6 +80,10 @@ class FakeNvmlControl:
         """Allow or forbid changes to everybody; None goes by CAP_SYS_ADMIN, as the driver does."""
         struct.pack_into("<q", self._map, 0, {None: 0, True: 1, False: 2}[is_privileged])
 
+    def forbid_changes(self) -> None:
+        """End every process that calls a function that changes something, even with its present value."""
+        struct.pack_into("<q", self._map, 0, 3)
+
     def set_mig(self, gpu_index: int, *, is_on: bool) -> None:
         """Switch MIG of one GPU."""
         struct.pack_into("<q", self._map, _MIG_AT + 8 * gpu_index, int(is_on))

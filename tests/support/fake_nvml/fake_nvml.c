@@ -403,8 +403,18 @@ static int may_change(void) {
 
 static void *handle_of(int gpu) { return (void *)(uintptr_t)(0x10000 + (my_epoch & 0xFFFF) * 0x1000 + gpu * 16); }
 
+/* Ends the process if it changes something where `FakeNvmlControl.forbid_changes` was called; other calls pass. */
+int refuse_change(const char *function) {
+    const char *verbs[] = {"Set", "Reset", "Clear", "Update", "Freeze", "Create", "Destroy", "Modify"};
+    if (!ctl || ctl->privilege != 3 || strstr(function, "Get") || !strncmp(function, "nvmlEvent", 9)) return 3;
+    for (unsigned i = 0; i < sizeof verbs / sizeof *verbs; i++)
+        if (strstr(function, verbs[i])) abort();
+    return 3;
+}
+
 /* Returns a GPU index for a handle, or minus the code to return. */
 static int enter(const char *function, void *handle) {
+    refuse_change(function);
     if (num_inits <= 0) return -UNINITIALIZED;
     if (ctl && ctl->epoch != my_epoch) return -UNINITIALIZED;
     uintptr_t offset = (uintptr_t)handle - (uintptr_t)handle_of(0);

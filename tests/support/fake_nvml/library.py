@@ -62,4 +62,5 @@ def _stubs(source: str, binding: str) -> str:
     """Return one-line functions for every symbol the installed binding asks for and the source does not have."""
     wanted = set(re.findall(r'_nvmlGetFunctionPointer\("(nvml\w+)"\)', binding))
     present = set(re.findall(r"^(?:int|const char \*)\s*(nvml\w+)\(", source, re.MULTILINE))
-    return "".join(f"int {name}(void) {{ return 3; }}\n" for name in sorted(wanted - present))
+    functions = (f'int {name}(void) {{ return refuse_change("{name}"); }}\n' for name in sorted(wanted - present))
+    return "int refuse_change(const char *);\n" + "".join(functions)

@@ -56,6 +56,10 @@ class DriverThread(ABC):
         """Whether the thread has started and not ended."""
         return self._thread.is_alive()
 
+    def cpu_s(self) -> float:
+        """Return the CPU time that the running thread has used."""
+        return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident or 0))
+
     @abstractmethod
     def _work(self) -> None:
         """Do the thread's work; must return soon after `_is_closing` is set."""

@@ -52,6 +52,13 @@ class FollowedCounter:
         return source.edge_mono_ns, source.edge_energy_j
 
     @property
+    def period_ns(self) -> float:
+        """Time between two updates; 0 while it is unknown, or predicted and no update was where it should be."""
+        if self.predicted is None:
+            return self.edges.period_ns
+        return 0.0 if self.predicted.edge_mono_ns is None else self.predicted.period_ns
+
+    @property
     def is_learning(self) -> bool:
         """Whether the counter is read often now."""
         return self.edges.is_learning if self.learner is None else self.learner.is_learning

@@ -118,6 +118,10 @@ class Sampler(DriverThread):
             self._gpus = {**self._gpus, gpu_uuid: _SampledGpu(gpu_uuid)}
             self._wakeup.notify()
 
+    def counter(self, gpu_uuid: str) -> FollowedCounter:
+        """Return what is known of a GPU's energy counter, to be read only."""
+        return self._gpus[gpu_uuid].counter
+
     def await_effect(self, change: ClockChangeReport) -> None:
         """Read the GPU until a clock change takes effect, then report the change; a newer one replaces it."""
         with self._wakeup:
