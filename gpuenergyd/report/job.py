@@ -99,7 +99,7 @@ class JobReport:
 
     @property
     def profiling_cost_j(self) -> float | None:
-        """Energy of profiling iterations minus that of as many baseline iterations; negative if they saved energy."""
+        """Energy of profiling iterations (up to version 0.3) minus that of as many at full speed; negative if less."""
         summary = self.summary
         num_measured = summary.num_measured_profile_iterations
         if summary.baseline_energy_j is None or summary.profile_energy_j is None:
@@ -110,7 +110,7 @@ class JobReport:
 
     @property
     def trial_cost_j(self) -> float | None:
-        """The same of the iterations of trials."""
+        """The same for the iterations of trials."""
         trial_j, baseline_j = self.summary.trial_energy_j, self.summary.baseline_energy_j
         if trial_j is None or baseline_j is None:
             return None

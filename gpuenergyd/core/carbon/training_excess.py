@@ -34,7 +34,7 @@ class PlanExcess:
     ) -> None:
         """Add an iteration under a plan, with its charged time and the target at its start.
 
-        A profiling plan is charged its full time. A tuned plan is charged at most what recent targets permitted,
+        A trial is charged its full time. A tuned plan is charged at most what recent targets permitted,
         because a new target takes effect some iterations later.
         """
         self._permitted_s.appendleft(permitted_time_s)

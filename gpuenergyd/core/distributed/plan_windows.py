@@ -12,7 +12,7 @@ follows it only within the windows that it has received. The leader
    daemon evaluates the iterations: only the leader guards the plan;
 4. lets the next plan begin only where the previous window ends, and never extends a window whose successor is granted;
    while a successor is being installed or decided on, the window is only kept from expiring;
-5. grants a profiling plan a short window: further iterations of it would cost energy and yield no information;
+5. grants a trial a short window: further iterations of it would cost energy and yield no information;
 6. inserts a full-speed block by granting the plan its next window a few iterations after the end of the present one:
    nothing has to be installed for the block, and it ends at the same iteration on all ranks;
 7. replaces a plan at once where a mix of both is not slower than the next one (`plan_mix`): the message that grants
@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 AHEAD_ITERATIONS = 2
 """Minimum number of iterations from the newest one to a window's begin; a window lasts twice that unless extended."""
 SHORT_WINDOW_ITERATIONS = 2
-"""Length of a profiling plan's window: one of its two iterations may be disturbed by clock changes."""
+"""Length of a trial's window: one of its two iterations may be disturbed by clock changes."""
 MAX_AHEAD_ITERATIONS = 256
 _DROPPED_KEPT = 8
 """Number of dropped plans that a follower remembers, so that a delayed message cannot restore them."""
@@ -165,7 +165,7 @@ class PlanWindowGrantor:
     def propose(self, plan_id: str, *, is_short: bool = False, replaces: frozenset[str] = frozenset()) -> None:
         """Propose a plan; it replaces an earlier proposal that has no window yet.
 
-        `is_short` is for profiling plans; `replaces` are plans that it may be mixed with.
+        `is_short` is for trials; `replaces` are plans that it may be mixed with.
         """
         self._proposed, self._proposed_at, self._is_proposed_short = plan_id, self.newest_iteration, is_short
         self._replaceable, self._block_iterations = replaces, 0
@@ -222,7 +222,7 @@ class PlanWindowGrantor:
         """Extend the current window if it ends soon; return whether it was extended."""
         newest = self.newest_iteration
         if self._is_short and newest < current.end_iteration + 2 * ahead:
-            return False  # a profiling plan; if all members had run it, another plan would follow soon
+            return False  # a trial; if all members had run it, another plan would follow soon
         kept = ahead if self._proposed is not None or self.is_change_near else 2 * ahead
         if newest + kept <= current.end_iteration:
             return False

@@ -53,7 +53,7 @@ class StragglerSavingEstimator:
         is_plan_for_straggler: bool,
         permitted_ratio: float = 0.0,
     ) -> None:
-        """Add an iteration; those without energy and profiling iterations are ignored.
+        """Add an iteration; those without energy and those of trials are ignored.
 
         A wait may look like a pause for other work, whose iterations differ in time. `permitted_ratio` is the slowdown
         beyond the straggler's pace that following iterations may have.

@@ -6,7 +6,7 @@ A job runs for weeks and each new target may need a new plan, so the number of k
 - the plans of kept iterations, because a policy takes an iteration of an unknown plan for full speed;
 - the newest tuned plan in the registered order, because a job may have to return to that order at any time.
 
-Of the others the oldest is dropped first, but profiling plans last, because they show a policy what it has tried.
+Of the others the oldest is dropped first, but trials last, because they show a policy what it has tried.
 """
 
 import itertools
@@ -62,7 +62,7 @@ class IssuedPlans:
 
     kept: list[ClockPlan] = field(default_factory=list)
     num_dropped: dict[PlanPurpose, int] = field(default_factory=dict)
-    """Number of dropped plans by purpose, since profiling last started over."""
+    """Number of dropped plans by purpose, since trials last started over."""
     last_apply_at: int = 0
     """First iteration of the newest plan sent."""
     _id_of_epoch: dict[int, str] = field(default_factory=lambda: {0: BASELINE_PLAN_ID})
@@ -181,7 +181,7 @@ class IssuedPlans:
         return next((plan for plan in tuned if self.is_fast_enough(plan, target_s)), None)
 
     def begin_anew(self) -> None:
-        """Drop all plans except full-speed ones, because profiling starts over."""
+        """Drop all plans except full-speed ones, because trials start over."""
         self.kept = [plan for plan in self.kept if plan.purpose is PlanPurpose.BASELINE]
         at_full_speed = self.num_dropped.get(PlanPurpose.BASELINE, 0)
         self.num_dropped = {PlanPurpose.BASELINE: at_full_speed} if at_full_speed else {}

@@ -133,7 +133,7 @@ class ControlLost:
 
 @dataclass(frozen=True, slots=True)
 class ProfilingPermissionChanged:
-    """Profiling the job was permitted or forbidden; `refusal` is the reason if forbidden, None if permitted."""
+    """Trials of the job were permitted or forbidden; `refusal` is the reason if forbidden, None if permitted."""
 
     refusal: str | None
 

@@ -185,7 +185,7 @@ class JobView:
     can_set_power_profiles: bool = False
     """Whether plans may request workload power profiles of GPUs that offer any."""
     generation: int = 0
-    """Number of times that profiling has started over; part of plan ids, so that none is used twice."""
+    """Number of times that trials have started over; part of plan ids, so that none is used twice."""
     past_jobs: tuple[PastJob, ...] = ()
     """Curves of earlier jobs of this user, or imported ones, on this job's GPU model; newest first."""
     curves_before: LearnedCurves | None = None
@@ -204,9 +204,9 @@ class JobView:
     reorder: ReorderView = field(default_factory=ReorderView)
     """Whether plans may change the instruction order, and the memory available for it."""
     affordable_s: float | None = None
-    """Worst-case time beyond full speed per iteration that the next profiling plan may cost
+    """Worst-case time beyond full speed per iteration that the next trial may cost
     (`core/measurement/worst_case.py`); a more expensive plan waits until the job's time account can pay for it. 0: the
-    job may not be profiled. None: no limit."""
+    job may not run trials. None: no limit."""
 
     @property
     def switch_latencies(self) -> tuple[SwitchLatency, ...]:

@@ -88,7 +88,7 @@ class JobSummary:
     """A `core.job.outcome.OutcomeKind`, or "unknown"; None while the job runs, or if its daemon recorded none."""
     outcome_reason: str | None = None
     iterations_energy_j: float | None = None
-    """Energy of all iterations of known energy: regular, disturbed, and for profiling."""
+    """Energy of all iterations of known energy: regular, disturbed, and of trials."""
     run_key: str = ""
     """Key shared by the processes of one run, see `store.reading.trainings`."""
     dp_rank: int = 0

@@ -3,7 +3,7 @@
 A plan is an experiment until its own iterations have shown that it costs no more time than the account earns meanwhile.
 Until then its cost is bounded by the worst case of its clocks (`core/measurement/worst_case.py`) for the iterations
 needed to replace it. If the account cannot pay that, the plan runs for just enough iterations to measure its cost,
-followed by full speed. Every profiling plan does so too. If even that is too much, the job waits at full speed.
+followed by full speed. Every trial does so too. If even that is too much, the job waits at full speed.
 """
 
 import math
@@ -52,7 +52,7 @@ class Experiments:
     account: TimeAccount = field(init=False)
     """Shared with the other replicas of the training on this host."""
     refusal: str | None = None
-    """Why the job may not be profiled whatever its account holds; None if it may."""
+    """Why the job may not run trials, whatever its account holds; None if it may."""
     ends_at: int | None = None
     """First full-speed iteration after the newest experiment; None if its plan has no end."""
     is_open: bool = False
@@ -120,7 +120,7 @@ class Experiments:
         return Terms(least, costs_s[least], is_affordable=costs_s[least] <= left_s[least])
 
     def affordable_s(self, baseline: BaselineView, target: PerformanceTarget) -> float | None:
-        """Return the maximum cost of an iteration under a profiling plan; None if there is no limit."""
+        """Return the maximum cost of an iteration of a trial; None if there is no limit."""
         if self.refusal is not None:
             return 0.0
         if not self.is_paying:

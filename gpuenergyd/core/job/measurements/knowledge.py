@@ -70,7 +70,7 @@ class JobKnowledge:
     curves_before: LearnedCurves | None = None
     """Curves measured before the job last changed."""
     generation: int = 0
-    """Number of times that profiling started over."""
+    """Number of times that trials started over."""
     pace: PaceEstimator = field(default_factory=PaceEstimator)
     straggler_saving: StragglerSavingEstimator = field(default_factory=StragglerSavingEstimator)
     num_iterations_for: Counter[PlanPurpose] = field(default_factory=Counter)

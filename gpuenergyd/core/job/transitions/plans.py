@@ -75,7 +75,7 @@ def control_lost(job: JobState, event: ControlLost) -> Commands:
 
 
 def profiling_permission_changed(job: JobState, event: ProfilingPermissionChanged) -> Commands:
-    """End profiling that is no longer permitted; a later profiling plan is refused when the policy returns it."""
+    """End trials that are no longer permitted; a later trial is refused when the policy returns it."""
     job.control.experiments.refusal = refusal = event.refusal
     if refusal is None or job.phase is not JobPhase.TRIAL or job.current_plan.orders:
         return ()
