@@ -13,7 +13,7 @@ from gpuenergyd.errors import CarbonDataError, CarbonSourceError
 
 VERSION = 2
 KEPT_HISTORY = timedelta(weeks=65)
-"""How long values are kept in the file. A forecast uses the season once it has 400 days, and so from its start."""
+"""How long values are kept in the file; with 400 days of them, a forecast knows the season from its first day on."""
 KEPT_AS_SENT = timedelta(days=8)
 """Values older than this are kept as hourly means."""
 MAX_BYTES = 8 * 2**20

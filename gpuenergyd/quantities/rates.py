@@ -28,7 +28,7 @@ class MeanIntensity:
 
 
 class Grid:
-    """The carbon intensities of one signal: for each start time the best kind of value (measured before forecast)."""
+    """The carbon intensities of one signal: for each start the value of the best status, in its latest revision."""
 
     def __init__(self, stored: Sequence[StoredIntensity]) -> None:
         """Take the stored intensities of the signal that has most of them; the others are ignored."""

@@ -81,7 +81,7 @@ class RegisteredFunctions:
             if not mark.is_reached:
                 if isinstance(pending, dict) and place not in pending:
                     self.obstacle = "its own functions do not wait for what they receive as torch's do"
-                mark.wait()  # else the function skipped the instruction, as for a weight gradient that a backward did
+                mark.wait()  # else it skipped the instruction, e.g. if the weight gradient does the whole backward
             self._client.end_instruction(mark.slot)
 
 

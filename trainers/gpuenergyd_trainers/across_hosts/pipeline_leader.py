@@ -122,7 +122,7 @@ class LeaderRank:
         return agreement
 
     def _read_reports(self, store: Store, iteration_index: int) -> None:
-        """Read all reports once each rank has published a new one, or some time after the first new one.
+        """Read all reports once as many new ones have been published, or some time after the first new one.
 
         While a straggler is suspected or a plan for it is being installed, each new report is read at once.
         """
