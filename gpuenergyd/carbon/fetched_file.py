@@ -13,14 +13,14 @@ from gpuenergyd.errors import CarbonDataError, CarbonSourceError
 
 VERSION = 2
 KEPT_HISTORY = timedelta(weeks=65)
-"""Values are kept in the file this long: a forecast knows the season from 400 days on, on its first day as later."""
+"""How long values are kept in the file; with 400 days of them, a forecast knows the season from its first day on."""
 KEPT_AS_SENT = timedelta(days=8)
-"""Older values are kept by the hour."""
+"""Values older than this are kept as hourly means."""
 MAX_BYTES = 8 * 2**20
 MAX_SAMPLES = 20_000
 MAX_TEXT_CHARS = 256
 SANDBOX_PROBLEM = "sandbox"
-"""Problem of a test key, with which a source returns invented values. Stored estimates of that source are deleted."""
+"""Problem of a test key, for which a source returns invented values; stored estimates of that source are deleted."""
 
 
 class FetchState(StrEnum):
@@ -34,7 +34,7 @@ class FetchState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FetchStatus:
-    """Status of a source: outcome and reason of the last fetch, time of the next one."""
+    """Status of a source: outcome and reason of the last fetch, and time of the next one."""
 
     state: FetchState = FetchState.NEVER
     problem: str | None = None
@@ -47,7 +47,7 @@ class FetchStatus:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Latest values of one source with its status."""
+    """Latest values of one source, with its status."""
 
     signal: CarbonSignal
     samples: tuple[IntensitySample, ...]
@@ -65,7 +65,7 @@ _DECODER = msgspec.json.Decoder(_FetchedFile)
 
 
 def write_fetched(path: Path, fetched: Fetched) -> None:
-    """Replace the file atomically, also across crashes.
+    """Replace the file atomically, so that it stays intact even if the host crashes.
 
     The file is world-readable: the daemon reads it as another user, and the values are public.
 

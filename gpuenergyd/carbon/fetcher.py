@@ -1,7 +1,8 @@
-"""The fetcher process: fetches carbon intensities from the network and writes one file; it has no other access.
+"""The fetcher process: fetches carbon intensities from the network and writes them to one file; nothing else.
 
-It polls a provider at the provider's own period, backs off after failures, and keeps the values of 65 weeks, which it
-asks for at the first start where the provider offers them. The daemon reads the file and works without it.
+It queries a provider as often as the provider has new values, waits longer after failures, and keeps values for
+65 weeks. At the first start it also fetches past values, if the provider has them. The daemon reads the file, and works
+without it.
 """
 
 import json
@@ -38,7 +39,7 @@ _LOG = logging.getLogger("gpuenergyd.carbon.fetcher")
 BREAKER_FIRST_S = 15 * 60.0
 BREAKER_LAST_S = 2 * 3600.0
 REFUSED_S = 3600.0
-"""Minimum pause after a rejected key: faster retries get keys blocked."""
+"""Minimum pause after a rejected key; providers block keys that retry faster."""
 JITTER_S = 120.0
 _STEP_S = 30.0
 _FIELDS = {"zone", "source", "key_path", "base_url", "kind", "factor", "path", "g_per_kwh", "out_path"}
@@ -86,7 +87,7 @@ def config_from_json(text: str) -> FetcherConfig:
 
 
 def source_of(config: FetcherConfig, web: Web | None = None) -> CarbonSource:
-    """Return the configured source; zone GB has a default.
+    """Return the configured source, or the default one of the zone; only zone GB has a default.
 
     Raises:
         CarbonDataError: the source is unknown, or its options or key file are invalid.
@@ -107,7 +108,7 @@ def source_of(config: FetcherConfig, web: Web | None = None) -> CarbonSource:
 
 
 def fetch_if_due(source: CarbonSource, known: Fetched, now_at: datetime, jitter: float = 0.0) -> Fetched:
-    """Fetch once if it is due, and return the latest values; failures of the source are part of the result.
+    """Fetch once if it is due, and return the latest values; a failure of the source is part of their status.
 
     `jitter` (0..1) spreads the requests of many daemons over two minutes.
     """
@@ -177,7 +178,7 @@ def run(
     *,
     clock: Callable[[], datetime] = lambda: datetime.now(tz=UTC),
 ) -> None:
-    """Fetch and write until stopped; values of an earlier fetcher are kept."""
+    """Fetch and write until stopped; start from the values of an earlier fetcher if its file holds the same signal."""
     known = Fetched(source.signal, (), (), FetchStatus())
     try:
         earlier = read_fetched(config.out_path)
@@ -206,7 +207,7 @@ def run(
 def main() -> int:
     """Read the configuration from standard input and run until SIGTERM.
 
-    A configuration that is not accepted is named in one line on standard output, which is not used otherwise.
+    An invalid configuration is reported in one line on standard output, which is not used for anything else.
     """
     configure_logging("gpuenergyd-carbon")
     stopped = threading.Event()

@@ -1,9 +1,9 @@
-"""Fifteen months of past values, fetched once: a forecast needs eight days, and knows the season from 400 on.
+"""Fifteen months of past values, fetched once: a forecast needs eight days, and from 400 days on uses the season.
 
-Theory of operation. The last 65 weeks are divided into windows that a provider answers in one request. After a
-successful fetch, one window whose hours are largely unknown is asked for, the newest first, and never again by the same
-process: what a provider does not have, it does not have a minute later either. Values older than a few days are kept as
-hourly means, since providers send up to twelve an hour.
+Theory of operation. The last 65 weeks are divided into windows, each of which a provider returns in one request. After
+each successful fetch, the newest window that lacks many of its hours is requested, but only once per process, since a
+provider that has no values for it will not have them a minute later either. Values older than a few days are kept as
+hourly means, since some providers send twelve values per hour.
 """
 
 import logging
@@ -22,13 +22,13 @@ from gpuenergyd.errors import CarbonSourceError
 _LOG = logging.getLogger("gpuenergyd.carbon.fetcher")
 
 LEAST_COVERED_RATIO = 0.9
-"""A window with fewer known hours is asked for; providers have gaps of their own."""
+"""A window is requested if a smaller part of it is known; the rest allows for gaps in the provider's own data."""
 
 
 def kept_samples(
     older: Sequence[IntensitySample], newer: Sequence[IntensitySample], *, now_at: datetime
 ) -> tuple[IntensitySample, ...]:
-    """Return the values of 65 weeks in order of time, old ones by the hour; `newer` ones replace `older` ones."""
+    """Return the values of the last 65 weeks by time, old ones as hourly means; `newer` values replace `older` ones."""
     merged = {sample.valid_from_at: sample for sample in older}
     merged |= {sample.valid_from_at: sample for sample in newer}
     as_sent_from_at = (now_at - KEPT_AS_SENT).replace(minute=0, second=0, microsecond=0)
@@ -55,15 +55,15 @@ def _hourly(samples: Sequence[IntensitySample]) -> list[IntensitySample]:
 
 @dataclass(slots=True)
 class PastValues:
-    """The windows that have been asked for."""
+    """Fetches missing past values, one window at a time, and remembers which windows were requested."""
 
     _asked: set[datetime] = field(default_factory=set)
-    """Ends of windows."""
+    """Ends of the windows that were requested."""
     _newest_end_at: datetime | None = None
     _is_refused: bool = False
 
     def fetch_missing(self, source: CarbonSource, known: Fetched, now_at: datetime) -> Fetched:
-        """Return the known values with those of one window that was missing; unchanged if there is none to ask for."""
+        """Return the known values with those of one missing window added; unchanged if none is left to request."""
         if self._is_refused or known.status.state is FetchState.FAILED or not isinstance(source, PastSource):
             return known
         end_at = self._missing_end(known, now_at, source.past_window)
@@ -84,7 +84,7 @@ class PastValues:
         return replace(known, samples=kept_samples(reply.samples, known.samples, now_at=now_at))
 
     def _missing_end(self, known: Fetched, now_at: datetime, window: timedelta) -> datetime | None:
-        """Return the end of the newest window with too few known values that was not asked for; None without one."""
+        """Return the end of the newest window that lacks values and was not requested yet; None if there is none."""
         if self._newest_end_at is None:
             self._newest_end_at = now_at.replace(minute=0, second=0, microsecond=0)
         newest_end_at = self._newest_end_at

@@ -1,7 +1,7 @@
-"""Hourly signals in CSV files with the column `timestamp_utc` and one more, named after the quantity.
+"""Hourly signals in CSV files with two columns: `timestamp_utc`, and one that is named after the quantity.
 
-`carbon_intensity_g_per_kwh` is a carbon intensity; any other column is a cost per energy, for instance a price, and its
-name is the unit.
+If that is `carbon_intensity_g_per_kwh`, the signal is a carbon intensity. Any other name is the unit of a cost per
+energy, for instance a price.
 """
 
 import csv
@@ -76,11 +76,11 @@ def signal_rows(
 ) -> tuple[str, Iterator[SignalRow]]:
     """Return the name of the quantity and the rows of a file with this text; a missing value is NaN.
 
-    `column` names the quantity, beside which other columns may stand; without it there must be one. If `is_checked` is
-    False, values may be out of range, and times need not be full hours.
+    If `column` names the quantity, the file may have further columns; otherwise it must have exactly one besides the
+    time. Unless `is_checked`, values may be out of range, and times need not be full hours.
 
     Raises:
-        CarbonDataError: the columns are others, or a row is invalid; the latter while iterating.
+        CarbonDataError: the columns are wrong, or (while iterating) a row is invalid.
     """
     reader = csv.reader(io.StringIO(text))
     header = [name.strip() for name in next(reader, [])]
@@ -112,7 +112,7 @@ def signal_rows(
 
 
 def series_of(zone: str, hours: Mapping[datetime, float], unit: str = CARBON_UNIT) -> HourlySeries:
-    """Return the series of at least one hour; hours between them are unknown."""
+    """Return the series of at least one hour; hours without a value between the first and the last are unknown."""
     first = min(hours)
     num_hours = (max(hours) - first) // HOUR + 1
     return HourlySeries(zone, first, tuple(hours.get(first + k * HOUR, math.nan) for k in range(num_hours)), unit)

@@ -1,4 +1,4 @@
-"""All commands by name, grouped by task; a command's module is imported only when the command or its help is asked."""
+"""All commands by name, grouped by task; a command's module is imported only to run it or to show its help."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -52,19 +52,19 @@ COMMANDS: Mapping[str, CommandEntry] = {
     for name, (module, summary) in commands.items()
 }
 _OWN_HELP = ("help", "-h", "--help")
-"""Words after `gpuenergyd help` that ask for the help of that, which is the program's."""
+"""Words after `gpuenergyd help` that ask for the help of the program itself."""
 
 
 @cache
 def all_commands() -> Mapping[str, CommandEntry]:
-    """Return the commands of this package and of plugins by name, task by task; a plugin cannot replace a command."""
+    """Return the commands of this package and of plugins by name, grouped by task; plugins cannot replace a command."""
     found = {**COMMANDS, **{name: entry for name, entry in plugin_commands().items() if name not in COMMANDS}}
     tasks = list(dict.fromkeys((*_OWN, *(entry.task for entry in found.values()))))
     return dict(sorted(found.items(), key=lambda command: tasks.index(command[1].task)))
 
 
 def _entry(name: str) -> CommandEntry | None:
-    """Return the entry of a command, None if there is none; only for a name of no own command, search the plugins."""
+    """Return the entry of a command, None if there is none; plugins are searched only for a name not in `COMMANDS`."""
     return COMMANDS.get(name) or all_commands().get(name)
 
 
@@ -116,7 +116,7 @@ def command_line() -> Any:
 
 
 def plain_call(arguments: Sequence[str]) -> Callable[[], int] | None:
-    """Return the call of a command whose arguments are plain; None where Typer must parse them."""
+    """Return a call of the command with its arguments; None if they are not plain, so that Typer must parse them."""
     if not arguments or arguments[0].startswith("-"):
         return None
     name, *words = arguments

@@ -1,8 +1,8 @@
 """Entry of a command in the list of commands: what `gpuenergyd --help` shows of it, and the module that defines it.
 
-Plugins offer an entry by an entry point of the group `gpuenergyd.commands`, whose name is that of the command. The list
-of commands loads it, so the module that holds the entry must import nothing that takes long; the command's own
-module is imported when the command runs or its help is asked.
+A plugin provides an entry as an entry point in the group `gpuenergyd.commands`, under the command's name. Listing the
+commands loads the entry, so the module that holds it must import nothing slow; the module of the command itself is
+imported only to run the command or to show its help.
 """
 
 from collections.abc import Mapping
@@ -15,16 +15,16 @@ COMMAND_GROUP = "gpuenergyd.commands"
 
 @dataclass(frozen=True, slots=True)
 class CommandEntry:
-    """A command, or a group of commands, in the list."""
+    """A command or a group of commands, as the list of commands shows it."""
 
     task: str
-    """Heading under which the list shows it."""
+    """Heading under which the list shows the command."""
     module: str
-    """Defines it under its name, with `_` for `-`: a function that returns the exit code, or a `typer.Typer`."""
+    """The module that defines the command (`_` for `-`): a function that returns the exit code, or a `typer.Typer`."""
     summary: str
     """First line of its help."""
     takes_program: bool = False
-    """Whether words after the first argument belong to a program that the command starts, options included."""
+    """Whether all words after the first argument, options included, belong to a program that the command starts."""
 
     def load(self, name: str) -> Any:
         """Import the command with this name."""
@@ -32,7 +32,7 @@ class CommandEntry:
 
 
 def plugin_commands() -> Mapping[str, CommandEntry]:
-    """Return the commands of installed plugins by name; one that cannot be loaded says so in its summary."""
+    """Return the commands of installed plugins by name; the summary of one that cannot be loaded says why."""
     from importlib.metadata import entry_points  # noqa: PLC0415  takes as long as most commands; theirs needs no search
 
     found = {}

@@ -59,7 +59,7 @@ def help_rows(command: Any, context: Any, kind: str) -> list[tuple[str, str]]:
 
 
 def _split_docstring(docstring: str) -> tuple[str, str]:
-    """Return a docstring without its last section, and the lines of that section: the examples."""
+    """Return a docstring without its `Examples:` section, and the lines of that section."""
     text, *examples = _EXAMPLES.split(docstring)
     return text.strip(), inspect.cleandoc("\n" + "".join(examples))
 

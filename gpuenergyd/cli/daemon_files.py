@@ -1,4 +1,4 @@
-"""The running daemon's files and PUE: commands use those of the daemon of the socket, not what defaults name."""
+"""The files and the PUE of the running daemon, so that commands use its files and not those of the defaults."""
 
 import os
 from contextlib import closing
@@ -10,7 +10,7 @@ _LIMIT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class DaemonFiles:
-    """The files of the daemon on a socket; None where no daemon answers, or it has no such file."""
+    """The files of the daemon that listens on a socket; a path is None if no daemon answers or it has no such file."""
 
     socket_path: str
     is_running: bool = False
@@ -24,7 +24,7 @@ class DaemonFiles:
 
 
 def find_daemon_files(socket: str | None = None) -> DaemonFiles:
-    """Ask the daemon where its files are; never raises and waits for one second at most."""
+    """Ask the daemon where its files are; never raises, and takes at most one second."""
     from gpuenergyd.client.connection import DaemonClient  # noqa: PLC0415  start fast
     from gpuenergyd.client.environment import find_socket_path  # noqa: PLC0415
     from gpuenergyd.errors import GpuEnergyError  # noqa: PLC0415
@@ -43,17 +43,17 @@ def find_daemon_files(socket: str | None = None) -> DaemonFiles:
 
 @dataclass(frozen=True, slots=True)
 class FoundDatabase:
-    """The history that commands read unless told otherwise."""
+    """The history that commands read by default."""
 
     url: str
     origin: str
-    """What names it."""
+    """Where the URL comes from, for messages."""
     pue: float
-    """Power usage effectiveness of the site, as the daemon has it."""
+    """Power usage effectiveness of the site, from the daemon or its settings."""
 
 
 def find_database(socket: str | None = None) -> FoundDatabase:
-    """Return the history to read: that of GPUENERGYD_DATABASE_URL, the running daemon's, or the settings'."""
+    """Return the history to read: that of GPUENERGYD_DATABASE_URL, else the running daemon's, else the settings'."""
     from gpuenergyd.daemon.settings import load_settings  # noqa: PLC0415  pydantic, only the default needs it
 
     origin = "named by GPUENERGYD_DATABASE_URL"

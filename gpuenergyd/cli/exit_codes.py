@@ -1,4 +1,4 @@
-"""Exit codes of all commands; each error type carries its own, see `gpuenergyd.errors`."""
+"""Exit codes of all commands; each error type has its own exit code, see `gpuenergyd.errors`."""
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

@@ -1,4 +1,4 @@
-"""HTTP server of commands: one thread per connection, a limit of connections, and a time limit on each."""
+"""HTTP server of commands: one thread per connection, with limits on the number and duration of connections."""
 
 import socket
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ _REQUEST_TIMEOUT_S = 10.0
 
 
 class RequestHandler(BaseHTTPRequestHandler):
-    """Handles the requests of one connection; subclasses define `do_GET` and the like."""
+    """Handles the requests of one connection; subclasses define `do_GET` and similar methods."""
 
     server_version = "gpuenergyd"
     sys_version = ""
     timeout = _REQUEST_TIMEOUT_S
 
     def send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """Send a response; to HEAD its headers only."""
+        """Send a response, without the body if the request is HEAD."""
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
@@ -52,12 +52,12 @@ class CommandServer(ThreadingHTTPServer):
             raise UsageError(f"cannot serve on {address}:{port}: {reason}{hint}") from None
 
     def server_bind(self) -> None:
-        """Bind without the look-up of the host's name that `HTTPServer` makes, which may take seconds."""
+        """Bind without looking up the host's name, which `HTTPServer` does and which may take seconds."""
         super(HTTPServer, self).server_bind()
         self.server_name, self.server_port = self.address, self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Handle the connection in a thread, or close it when the limit of connections is reached."""
+        """Handle the connection in a thread, or close it if there are too many connections."""
         if not self._slots.acquire(blocking=False):
             self.shutdown_request(request)
             return

@@ -42,7 +42,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _run_command(arguments: list[str]) -> int:
-    """Run one command, and import only what it needs."""
+    """Run one command; modules are imported only as needed."""
     match arguments:
         case ["run", *rest]:
             from gpuenergyd.cli.run.arguments import parse_run_arguments, print_run_help  # noqa: PLC0415
@@ -61,7 +61,7 @@ def _run_command(arguments: list[str]) -> int:
 
 
 def _run_with_typer(arguments: list[str]) -> int:
-    """Run a command that is declared with Typer; Typer also parses its arguments unless they are plain."""
+    """Run a command that is declared with Typer, whose parser is used only if the arguments are not plain."""
     import typer  # noqa: PLC0415  missing in a plain install
 
     from gpuenergyd.cli.app import command_line, plain_call, print_help  # noqa: PLC0415  imports Typer
@@ -81,7 +81,7 @@ def _run_with_typer(arguments: list[str]) -> int:
 
 
 def _print_usage_error(error: Exception) -> int:
-    """Print a usage error of Typer's with a pointer to the command's help; return the exit code."""
+    """Print a usage error from Typer, with a pointer to the help of the command; return the exit code."""
     format_message: Callable[[], str] = getattr(error, "format_message", error.__str__)
     message = format_message()
     context = getattr(error, "ctx", None)
@@ -113,7 +113,7 @@ def _missing_package(error: Exception) -> str | None:
 
 
 def _extra_with(package: str) -> str | None:
-    """Return the smallest extra of this distribution that installs a package; None if none does under that name."""
+    """Return the smallest extra of this distribution that installs a package; None if no extra does."""
     from importlib.metadata import PackageNotFoundError, requires  # noqa: PLC0415  start fast
 
     try:

@@ -1,4 +1,4 @@
-"""Help texts and checks of options that several commands share; the standard library only, for `gpuenergyd run`."""
+"""Help texts and checks of shared options; imports the standard library only, since `gpuenergyd run` uses them."""
 
 import sys
 
@@ -17,7 +17,7 @@ def checked_slowdown(ratio: float | None) -> float | None:
 
 
 def warn_of_large_slowdown(ratio: float | None) -> None:
-    """Print a warning if a permitted slowdown is so large that it is more likely a mistake."""
+    """Print a warning if a permitted slowdown is so large that it is probably a mistake."""
     if ratio is not None and ratio > LARGE_SLOWDOWN_RATIO:
         sys.stderr.write(
             f"gpuenergyd: warning: a slowdown of {ratio:g} lets iterations take {100 * ratio:g} % longer; 0.05 is 5 %\n"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def json_text(value: object) -> str:
-    """Return a value (dataclasses, tuples, plain values) as one line of JSON; None becomes null."""
+    """Return a value made of dataclasses, tuples and plain values as one line of JSON; None becomes null."""
     return json.dumps(value, default=_plain, separators=(",", ":"), allow_nan=False)
 
 
@@ -25,14 +25,14 @@ def print_json(value: object) -> None:
 
 
 def people_console() -> "Console":
-    """Return a console for tables and text: no colour when piped, paths never wrapped."""
+    """Return a console for tables and text; piped output has no colours and keeps paths on one line."""
     from rich.console import Console  # noqa: PLC0415  commands that print JSON start faster without it
 
     return Console(soft_wrap=False, highlight=False)
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print text for people, as it is."""
+    """Print lines of text without interpreting markup."""
     console = people_console()
     for line in lines:
         console.print(line, markup=False, highlight=False)

@@ -1,7 +1,7 @@
 """Arguments of a command in their plain form, parsed from the command's declaration without Typer's parser.
 
-Typer converts every value with adapters of pydantic, whose import takes longer than most commands run. Plain are
-words and `--option value` with valid values; help, errors and all other forms are left to Typer (None).
+Typer converts all values with pydantic, whose import takes longer than most commands run. Arguments are plain if they
+are words, flags and `--option value` with valid values; all other forms, help and errors are left to Typer.
 """
 
 import re
@@ -26,7 +26,7 @@ class _NotPlainError(Exception):
 
 @dataclass(slots=True)
 class _Declared:
-    """A parameter of a command: its declaration, the type of one value, and the values given."""
+    """A parameter of a command: its declaration, the type of a single value, and the values given."""
 
     info: OptionInfo | ArgumentInfo
     kind: Any
@@ -36,7 +36,7 @@ class _Declared:
 
     @property
     def value(self) -> Any:
-        """The values if it takes several, else the last one or the default."""
+        """The list of values if the parameter takes several, else the last value given or the default."""
         if not self.given and self.default is Parameter.empty:
             raise _NotPlainError
         value = self.default if not self.given else self.given if self.is_list else self.given[-1]
@@ -44,7 +44,7 @@ class _Declared:
 
 
 def plain_arguments(function: Callable[..., int], words: Sequence[str]) -> dict[str, Any] | None:
-    """Return the value of each parameter of a command, as Typer returns it; None where Typer must parse the words."""
+    """Return the value of each parameter of a command as Typer would; None if Typer must parse the words."""
     declared = {name: _declared(parameter) for name, parameter in signature(function).parameters.items()}
     options = {flag: one for name, one in declared.items() for flag in _flags(name, one)}
     arguments = [one for one in declared.values() if isinstance(one.info, ArgumentInfo)]
@@ -56,7 +56,7 @@ def plain_arguments(function: Callable[..., int], words: Sequence[str]) -> dict[
 
 
 def _assign(words: Sequence[str], options: Mapping[str, _Declared], arguments: list[_Declared]) -> None:
-    """Give the words to the parameters; an argument that takes several words is the last one and takes the rest."""
+    """Assign the words to parameters; an argument that takes several words must be the last one."""
     remaining = iter(words)
     for word in remaining:
         one = options.get(word)
@@ -84,7 +84,7 @@ def _declared(parameter: Parameter) -> _Declared:
 def _flags(name: str, one: _Declared) -> tuple[str, ...]:
     if isinstance(one.info, ArgumentInfo):
         return ()
-    # In `Annotated`, the first name of an option stands where its default does otherwise.
+    # In `Annotated`, the first name of an option is stored where otherwise its default is.
     names: list[Any] = [*([] if one.info.default is ... else [one.info.default]), *(one.info.param_decls or ())]
     return tuple(names) or (f"--{name.replace('_', '-')}",)
 

@@ -15,7 +15,7 @@ _DEPENDENCIES = {
     "reports": ("jinja2",),
     "PostgreSQL": ("psycopg",),
 }
-"""Distributions that each part of the project depends on."""
+"""Distributions that each part of the project needs."""
 
 _VERSION = re.compile(r"^Version: (\S+)$", re.MULTILINE)
 
@@ -27,7 +27,7 @@ def print_versions() -> int:
 
 
 def version_lines() -> tuple[str, ...]:
-    """Return one line each for gpuenergyd, Python, every optional part, and all third-party plugins."""
+    """Return one line each for gpuenergyd, Python and every optional part, and one line for all third-party plugins."""
     lines = [f"gpuenergyd {__version__}", f"Python {sys.version.split()[0]} ({sys.executable})"]
     width = max(map(len, _DEPENDENCIES)) + 1
     for part, names in _DEPENDENCIES.items():
@@ -51,7 +51,7 @@ def _version_of(name: str) -> str | None:
         found = distribution(name)
     except PackageNotFoundError:
         return None
-    # Parsing the whole file, with the e-mail parser, takes longer than all else.
+    # Parsing the whole file with the e-mail parser would take longer than everything else here.
     stated = _VERSION.search(found.read_text("METADATA") or "")
     return stated[1] if stated is not None else found.version
 

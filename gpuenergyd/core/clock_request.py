@@ -1,9 +1,9 @@
-"""Request for the SM clock of one GPU, now and at later instants; and what a GPU may not exceed."""
+"""Request for the SM clock of one GPU, now and at later instants; and the ceiling of a GPU's clock and power."""
 
 from dataclasses import dataclass
 
 MAX_LATER_CLOCKS = 64
-"""Of one request: more than the clock segments that a plan has on one GPU in an iteration."""
+"""Maximum number of later clocks in a request: more than a plan's clock segments on one GPU in an iteration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,21 +18,21 @@ class TimedClock:
 class ClockRequest:
     """A request for one GPU's SM clock; 0 MHz requests no change now. Instants are host monotonic ns.
 
-    A request states clocks, never differences, so the next one makes up for a lost one. Later clocks let a sender
-    change a clock without waking up, ahead of need or while it replays a captured graph: the GPU worker waits for the
-    instants.
+    A request states clocks, never differences, so the next request makes up for a lost one. Later clocks let a sender
+    change the clock without waking up for it, for example while it replays a captured CUDA graph: the GPU worker sets
+    them at their instants.
     """
 
     sm_clock_mhz: int
     sent_mono_ns: int
     later: tuple[TimedClock, ...] = ()
-    """In order of their instants, at most `MAX_LATER_CLOCKS`."""
+    """Sorted by instant, at most `MAX_LATER_CLOCKS`."""
     plan_epoch: int = 0
     """Epoch of the plan that the clocks belong to; 0 without a plan."""
 
     @property
     def first_sm_clock_mhz(self) -> int:
-        """The clock requested first: the one for now, otherwise the first later one; 0 without any."""
+        """The clock requested for now, otherwise the first later clock; 0 without any."""
         return self.sm_clock_mhz or (self.later[0].sm_clock_mhz if self.later else 0)
 
     def later_requests(self) -> "tuple[ClockRequest, ...]":
@@ -42,7 +42,7 @@ class ClockRequest:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """What a GPU may not exceed: an SM clock, a power limit, or both."""
+    """Upper limits of a GPU: an SM clock, a power limit, or both."""
 
     sm_clock_mhz: int | None = None
     power_limit_w: float | None = None

@@ -12,9 +12,9 @@ from gpuenergyd.store import History
 def energy_by_job(
     history: History, rates: Rates, *, first_at: datetime, since: datetime | None = None, until: datetime | None = None
 ) -> Mapping[str, EnergyUse]:
-    """Return the energy of jobs in a time range by ID; the first of them started at `first_at`."""
+    """Return by ID the energy that jobs used in a time range; the first of the jobs started at `first_at`."""
     used: dict[str, EnergyUse] = defaultdict(EnergyUse)
-    # The bucket of a job's start begins earlier.
+    # The hour in which the job started is stored as a whole, so the range has to begin with that hour.
     begin = first_at.replace(minute=0, second=0, microsecond=0)
     for part in history.energy_sums(
         since=max(begin, since or begin),

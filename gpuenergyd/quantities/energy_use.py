@@ -1,4 +1,4 @@
-"""Every quantity, defined once: energy, cost and emissions; docs/reference/quantities.md explains them."""
+"""The definitions of energy, cost and emissions that all reports use; see docs/reference/quantities.md."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -10,32 +10,32 @@ from gpuenergyd.store.reading.energy_sums import EnergySum
 
 @dataclass(frozen=True, slots=True)
 class EnergyUse:
-    """A sum of attributed energy with its cost and emissions; each is None, never 0, if there is nothing to sum."""
+    """A sum of energy with its cost and emissions; a value is None, not 0, if there was nothing to sum."""
 
     energy_j: float | None = None
-    """Energy of GPUs that was measured, within iterations and between them."""
+    """Measured energy of GPUs, within iterations and between them."""
     estimated_j: float | None = None
-    """Energy of GPUs estimated from power, or from the counter after a gap; not part of `energy_j`."""
+    """Energy of GPUs that was estimated from power, or from the counter after a gap; not included in `energy_j`."""
     measured_s: float = 0.0
     estimated_s: float = 0.0
     missing_s: float = 0.0
-    """GPU time without readings: its energy is not part of any sum."""
+    """GPU time without readings; its energy is unknown and in no sum."""
     cost: float | None = None
-    """The cost of measured and estimated energy of GPUs, in the currency of the tariff, PUE included."""
+    """The cost of the measured and estimated energy of GPUs, in the currency of the tariff, including PUE."""
     assumed_host_j: float | None = None
-    """Energy assumed for the rest of the hosts (`carbon_host_power_w`): part of emissions, not of energy and cost."""
+    """Energy assumed for the rest of the hosts (`carbon_host_power_w`): counted in emissions, not in energy or cost."""
     carbon_g: float | None = None
-    """Emissions of measured, estimated and assumed energy in time of known intensity, location-based, PUE included."""
+    """Emissions of measured, estimated and assumed energy while intensity was known, location-based, including PUE."""
     estimated_carbon_g: float | None = None
     """The part of `carbon_g` that comes from estimated energy of GPUs."""
     priced_j: float | None = None
     unpriced_j: float | None = None
-    """Measured and estimated energy of GPUs in time of known and of unknown carbon intensity; together all of it."""
+    """Measured and estimated energy of GPUs while carbon intensity was known, and while it was unknown."""
     measured_intensity_j: float | None = None
-    """The part of `priced_j` whose carbon intensity was measured; of the rest it was estimated, forecast or fixed."""
+    """The part of `priced_j` for which carbon intensity was measured; else it was estimated, forecast or fixed."""
 
     def plus(self, part: EnergySum, rates: Rates | None = None) -> "EnergyUse":
-        """Return the sum with another part added, priced at the time of the part."""
+        """Return the sum with the energy of one more part, priced at the time of that part."""
         return self.with_use(use_of(part, rates or Rates()))
 
     def with_use(self, other: "EnergyUse") -> "EnergyUse":
@@ -44,16 +44,16 @@ class EnergyUse:
 
     @property
     def used_j(self) -> float | None:
-        """Measured and estimated energy of GPUs: what cost and emissions count."""
+        """Measured and estimated energy of GPUs, for which cost and emissions are computed."""
         return add_known(self.energy_j, self.estimated_j)
 
     @property
     def gpu_time_s(self) -> float:
-        """GPU time, however it was measured."""
+        """GPU time with measured, estimated or missing energy."""
         return self.measured_s + self.estimated_s + self.missing_s
 
     def host_power_w(self, num_gpus: int) -> float | None:
-        """Return the mean power assumed for the rest of the hosts, the share of this many GPUs; None without any."""
+        """Return the mean power assumed for the rest of the hosts of this many GPUs; None if none was assumed."""
         if self.assumed_host_j is None or not self.gpu_time_s:
             return None
         return self.assumed_host_j / self.gpu_time_s * num_gpus
@@ -64,7 +64,7 @@ class EnergyUse:
         return {name: getattr(self, name) for name in names}
 
     def carbon_to_dict(self) -> dict[str, Any]:
-        """Return emissions, and the energy that they count and leave out, by their JSON and CSV names."""
+        """Return emissions, and how much energy they include and leave out, by JSON and CSV name."""
         return {
             "carbon_g": self.carbon_g,
             "estimated_carbon_g": self.estimated_carbon_g,
@@ -106,7 +106,7 @@ def use_of(part: EnergySum, rates: Rates) -> EnergyUse:
 
 
 def sum_of(uses: Iterable[EnergyUse]) -> EnergyUse:
-    """Return the sum of several energies; what is missing in all of them is missing in the sum."""
+    """Return the sum of several energy uses; a value that is missing in all of them is missing in the sum."""
     total = NO_ENERGY
     for use in uses:
         total = total.with_use(use)
@@ -114,7 +114,7 @@ def sum_of(uses: Iterable[EnergyUse]) -> EnergyUse:
 
 
 def add_known(total: float | None, more: float | None) -> float | None:
-    """Return the sum of two values of which either may be missing."""
+    """Return the sum of two values, either of which may be missing."""
     return total if more is None else (total or 0.0) + more
 
 

@@ -1,4 +1,4 @@
-"""What energy is priced with: money by the tariff, emissions by the carbon intensity of its time, both by the PUE."""
+"""Rates that turn energy into money (the tariff) and emissions (the carbon intensity at its time), with the PUE."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -18,20 +18,20 @@ _HOUR = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class MeanIntensity:
-    """The mean carbon intensity of a span of time, over the part of it whose intensity is known."""
+    """The mean carbon intensity of a time span, taken over the part for which the intensity is known."""
 
     carbon_intensity_g_per_kwh: float
     known_ratio: float
-    """The part of the span whose intensity is known."""
+    """The part of the span for which the intensity is known."""
     measured_ratio: float
-    """The part of the span whose intensity was measured."""
+    """The part of the span for which the intensity was measured."""
 
 
 class Grid:
-    """The carbon intensities of one signal: of each begin the value of the best status, in its latest revision."""
+    """The carbon intensities of one signal: for each start the value of the best status, in its latest revision."""
 
     def __init__(self, stored: Sequence[StoredIntensity]) -> None:
-        """Take stored intensities; those of the signal with the most of them count."""
+        """Take the stored intensities of the signal that has most of them; the others are ignored."""
         self.signal: CarbonSignal = Counter(row.signal for row in stored).most_common(1)[0][0]
         self.known = [row for row in stored if row.signal == self.signal]
         best: dict[datetime, IntensitySample] = {}
@@ -49,7 +49,7 @@ class Grid:
         return found if found is not None and instant < found.valid_to_at else None
 
     def mean(self, begin: datetime, end: datetime) -> MeanIntensity | None:
-        """Return the mean intensity of a span of time, None if all of it is unknown."""
+        """Return the mean intensity of a time span, None if it is unknown for all of the span."""
         known = measured = timedelta()
         total = 0.0
         for index in range(max(0, bisect_right(self._begins, begin) - 1), len(self._begins)):
@@ -75,28 +75,28 @@ class Grid:
 
 @dataclass(frozen=True)
 class Rates:
-    """Prices and carbon intensities of a report; without any, energy has neither cost nor emissions."""
+    """The prices and carbon intensities that a report uses; without them energy has no cost or emissions."""
 
     tariff: Tariff | None = None
     intensities: Sequence[StoredIntensity] = ()
     spans: Mapping[str, tuple[datetime, datetime | None]] = field(
         default_factory=dict[str, tuple[datetime, datetime | None]]
     )
-    """Start and end of each job: energy of an hour in which it began is priced from its start."""
+    """Start and end of each job; in the hour in which a job started, its energy is priced from its start on."""
     host_power_w: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Power assumed for the rest of the host, per GPU, of jobs whose energy was recorded without it."""
+    """Assumed power of the rest of the host, per GPU, for jobs whose energy was recorded without it."""
     pue: float = 1.0
-    """Power usage effectiveness of the site: its energy for each joule of its computers, in cost and emissions."""
+    """Power usage effectiveness: the energy of the site per joule of its computers; scales cost and emissions."""
     now: datetime = field(default_factory=lambda: datetime.now(tz=UTC))
     _grids: dict[str, Grid | None] = field(default_factory=dict[str, "Grid | None"], repr=False, compare=False)
 
     @property
     def is_by_time(self) -> bool:
-        """Whether it matters when energy was used."""
+        """Whether cost or emissions depend on when energy was used."""
         return bool(self.intensities) or (self.tariff is not None and self.tariff.periods != ())
 
     def grid_of(self, job_id: str) -> Grid | None:
-        """Return the grid of a job or, with an empty ID, of idle GPUs; None if no intensity of its time is known."""
+        """Return the intensities for a job, or for idle GPUs if the ID is empty; None if none is known for its time."""
         if job_id not in self._grids:
             found = self.intensities
             if job_id in self.spans:
@@ -110,43 +110,43 @@ class Rates:
         return self._grids[job_id]
 
     def is_split(self, hour: datetime) -> bool:
-        """Return whether the intensity changes inside an hour, so that its minutes are priced one by one."""
+        """Return whether the intensity changes within an hour, so that each minute must be priced separately."""
         grid = self.grid_of("")
         return grid is not None and grid.changes_within(hour)
 
     @property
     def currency(self) -> str | None:
-        """The label of costs, None if they have none."""
+        """The label of costs, None without a tariff or if the tariff has no label."""
         return None if self.tariff is None else self.tariff.currency
 
     def cost(self, part: EnergySum, energy_j: float) -> float | None:
-        """Return the cost of energy at the time at which a part begins, PUE included; None without a tariff."""
+        """Return the cost of energy at the price when the part begins, including PUE; None without a tariff."""
         if self.tariff is None:
             return None
         return self.pue * energy_j / JOULES_PER_KWH * self.tariff.price_per_kwh(part.started_at or self.now)
 
     def emissions_g(self, energy_j: float, intensity: MeanIntensity) -> float:
-        """Return the emissions of energy in the part of its time whose intensity is known, PUE included."""
+        """Return the emissions of energy during the part of its time with known intensity, including PUE."""
         return self.pue * intensity.known_ratio * grams(energy_j, intensity.carbon_intensity_g_per_kwh)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what amounts rest on, by its JSON and CSV names."""
+        """Return the price, currency and PUE that amounts are computed with, by JSON and CSV name."""
         price = None if self.tariff is None else self.tariff.flat_price_per_kwh
         return {"price_per_kwh": price, "currency": self.currency, "pue": self.pue}
 
     def intensity(self, part: EnergySum) -> MeanIntensity | None:
-        """Return the mean intensity of the time of a part in which its job ran; None if it is unknown."""
+        """Return the mean intensity while the job of a part ran within that part's time; None if unknown."""
         grid = self.grid_of(part.job_id)
         if grid is None or part.started_at is None or part.bucket_s is None:
             return None
         begin, end = part.started_at, part.started_at + timedelta(seconds=part.bucket_s)
         job_begin, job_end = self.spans.get(part.job_id, (begin, None))
         within = max(begin, job_begin), min(end, job_end or self.now, self.now)
-        # Energy beside the times of its job, as when the clock was set back, counts for the whole bucket.
+        # Energy can lie outside its job's time, e.g. if the clock was set back; then the whole bucket's time is used.
         return grid.mean(*within) if within[0] < within[1] else grid.mean(begin, end)
 
     def assumed_host_j(self, part: EnergySum) -> float | None:
-        """Return the energy assumed for the rest of the hosts of a part, None without any."""
+        """Return the energy assumed for the rest of the hosts in a part, None if none is assumed."""
         if part.assumed_host_j is not None or part.job_id not in self.host_power_w:
             return part.assumed_host_j
         return self.host_power_w[part.job_id] * (part.measured_s + part.estimated_s + part.missing_s)
@@ -160,6 +160,6 @@ def read_rates(
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> Rates:
-    """Return what the energy of a time range is priced with."""
+    """Return the rates for the energy of a time range."""
     stored = history.intensities(since=since, until=until)
     return Rates(tariff, stored, history.job_spans() if stored else {}, history.target_host_power_w(), pue)

@@ -1,4 +1,4 @@
-"""Electricity prices, one or a file of prices by hour and weekday, with a currency, and the PUE of a site."""
+"""Electricity prices, either one or a file of prices by hour and weekday, with a currency; the PUE of a site."""
 
 import tomllib
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from typing import Any
 from gpuenergyd.errors import UsageError
 
 MAX_PUE = 5.0
-"""A larger ratio of a site's power to that of its computers is a mistake, such as a percentage."""
+"""A larger PUE must be a mistake, such as a percentage."""
 _MAX_CURRENCY_CHARS = 8
 _WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
 @dataclass(frozen=True, slots=True)
 class TariffPeriod:
-    """A price for some hours on some weekdays; a range such as 22 to 6 spans midnight, each hour on its own weekday."""
+    """A price for some hours of some weekdays; a range from 22 to 6 covers 22 to 24 and 0 to 6 of each weekday."""
 
     price_per_kwh: float
     from_hour: int = 0
@@ -41,9 +41,9 @@ class Tariff:
     all_hours_price_per_kwh: float
     periods: tuple[TariffPeriod, ...] = ()
     zone: tzinfo | None = None
-    """The time zone of the periods; None: the zone of this host."""
+    """The time zone of the periods; None means that of this host."""
     currency: str | None = None
-    """The label of amounts, such as EUR; None: amounts have none."""
+    """The label of amounts, such as EUR; None means no label."""
 
     @property
     def flat_price_per_kwh(self) -> float | None:
@@ -81,7 +81,7 @@ def read_tariff(path: Path) -> Tariff:
 
 
 def check_currency(label: object, name: str) -> None:
-    """Raise UsageError, with the name of the value, unless it is a label that fits beside an amount."""
+    """Raise UsageError, naming the value, unless it is a label short enough to print beside an amount."""
     is_label = isinstance(label, str) and label.isprintable() and not any(char.isspace() for char in label)
     if not is_label or not 1 <= len(str(label)) <= _MAX_CURRENCY_CHARS:
         raise UsageError(
@@ -90,7 +90,7 @@ def check_currency(label: object, name: str) -> None:
 
 
 def check_pue(pue: float, name: str) -> None:
-    """Raise UsageError, with the name of the value, unless it is a possible power usage effectiveness."""
+    """Raise UsageError, naming the value, unless it is a possible power usage effectiveness."""
     if not 1.0 <= pue <= MAX_PUE:
         raise UsageError(
             f"{name} {pue:g}: must be from 1 to {MAX_PUE:g}, the power of the site as a ratio of its computers'; 1.2"

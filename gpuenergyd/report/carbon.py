@@ -1,7 +1,7 @@
 """Emissions and carbon savings of a job, computed from the history.
 
-Emissions are those of all its energy (`energy_use`). What plans saved is known of tuned iterations: an iteration has
-the intensity of the hour in which it started (a block of merged iterations: in which the block started).
+Emissions are those of all its energy (`energy_use`). The savings of plans are known for tuned iterations. An iteration
+has the intensity of the hour in which it started; for a block of merged iterations, in which the block started.
 """
 
 from bisect import bisect_right
@@ -23,7 +23,7 @@ from gpuenergyd.store.reading.iterations import Iterations
 from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
 
 SAVED_GRAMS = ("saved_by_plan_g", "saved_by_frontier_g", "saved_by_timing_g")
-"""The JSON values of the three parts of the emissions that a job saved."""
+"""The JSON values for the three parts of a job's saved emissions."""
 
 NO_CARBON: Mapping[str, Any] = dict.fromkeys(
     (
@@ -33,7 +33,7 @@ NO_CARBON: Mapping[str, Any] = dict.fromkeys(
         "is_grid_replayed",
     )
 )
-"""The JSON values of a job without any known carbon intensity, beside those of its energy."""
+"""The JSON values of a job without any known carbon intensity, in addition to those of its energy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class CarbonReport:
     use: EnergyUse
     """All its energy, with its emissions."""
     host_power_w: float
-    """Mean power that is assumed for the rest of its hosts: its GPUs' share."""
+    """Mean power assumed for the rest of its hosts: the share of its GPUs."""
     pue: float
-    """Power usage effectiveness that all emissions include."""
+    """Power usage effectiveness included in all emissions."""
     tuned: JobCarbon | None
     targets: tuple[TargetRecord, ...]
     slowdown_ratio: float | None
@@ -56,10 +56,10 @@ class CarbonReport:
     profiling_ratio: float | None
     """The part caused by profiling, in histories of versions up to 0.3."""
     is_replayed: bool
-    """Whether a past trace was replayed: the emissions are not those of the day the job ran."""
+    """Whether a past trace was replayed, so that the emissions are not those of the day on which the job ran."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values by their JSON and CSV names, beside those of its energy."""
+        """Return all values by their JSON and CSV names, without those of its energy."""
         savings = self.tuned.savings if self.tuned is not None else None
         return {
             "tuned_carbon_g": savings.actual_g if savings is not None else None,
@@ -81,13 +81,13 @@ class CarbonReport:
 
     @property
     def measured_ratio(self) -> float | None:
-        """Share of energy with a measured intensity; the rest was estimated, forecast or fixed."""
+        """Share of the energy that has a measured intensity; for the rest it was estimated, forecast or fixed."""
         priced_j, measured_j = self.use.priced_j, self.use.measured_intensity_j
         return measured_j / priced_j if priced_j and measured_j is not None else None
 
     @property
     def saved_g(self) -> float | None:
-        """Emissions that plans, slowdown and timing saved together; None if they are not known."""
+        """Emissions saved by plans, slowdown and timing together; None if unknown."""
         if self.tuned is None:
             return None
         savings = self.tuned.savings
@@ -95,7 +95,7 @@ class CarbonReport:
         return by_plan_g + savings.saved_by_frontier_g + savings.saved_by_timing_g
 
     def lines(self, *, is_significant: bool = True) -> tuple[str, ...]:
-        """Return a summary for people, one sentence per line; without amounts where the saving may be chance."""
+        """Return a summary for people, one sentence per line; without amounts if the saving is not significant."""
         signal = self.signal
         host = f"including {self.host_power_w:g} W assumed for the host" if self.host_power_w else "GPUs only"
         pue = f", PUE {self.pue:g}" if self.pue != 1.0 else ""
@@ -143,7 +143,7 @@ def carbon_report(
     rates: Rates,
     time_range: TimeRange = ALL_TIME,
 ) -> CarbonReport | None:
-    """Return the emissions of a job, which used some energy within a time range; None if no intensity is known."""
+    """Return the emissions of a job for its energy use in a time range; None if no intensity is known."""
     grid = rates.grid_of(job.job_id)
     if grid is None or use.carbon_g is None:
         return None
@@ -170,7 +170,7 @@ def carbon_report(
 
 
 def _slots(priced: Sequence[tuple[Iterations, IntensitySample | None]], pue: float) -> list[WorkSlot]:
-    """Return the tuned work by intensity interval, oldest first; intensities are those per kWh of the computers."""
+    """Return the tuned work by intensity interval, oldest first; intensities are per kWh used by the computers."""
     slots: list[WorkSlot] = []
     for row, sample in priced:
         if not row.is_regular or row.purpose is not PlanPurpose.TUNED or row.sum_energy_j is None:
@@ -187,10 +187,11 @@ def _slots(priced: Sequence[tuple[Iterations, IntensitySample | None]], pue: flo
 def slowdown_ratio(
     job: JobSummary, iterations: Sequence[Iterations], targets: Sequence[TargetRecord], by: PlanPurpose | None = None
 ) -> float | None:
-    """Return the slowdown of a job, or the part of it by iterations of one purpose; None without iterations.
+    """Return the slowdown of a job, or the part due to iterations of one purpose; None without iterations.
 
     It is the value of the job's slowdown account (`charged_time_s`), recomputed from stored iterations. Disturbed
-    iterations are charged at most the time permitted when they started; those of a block with their mean time.
+    iterations are charged at most the time permitted when they started; iterations in a block are charged its mean
+    time.
     """
     num_iterations = sum(row.num_iterations for row in iterations)
     full_s = job.baseline_time_s

@@ -37,6 +37,6 @@ def _cell(value: Any) -> Any:
 
 
 def csv_cell(text: str) -> str:
-    """Return a text that spreadsheets take for text: those that begin like a formula get an apostrophe before them."""
+    """Return a text that spreadsheets do not interpret as a formula: an apostrophe is added if it begins like one."""
     line = printable_line(text)
     return f"'{line}" if line.startswith(_FORMULA_BEGINS) else line

@@ -1,4 +1,4 @@
-"""Numbers as text for people: with units by size, ratios as percentages, and a dash for missing values."""
+"""Numbers as text for people: with units chosen by size, ratios as percentages, and a dash for missing values."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ MISSING = "-"
 
 
 def replica_name_of(job: Mapping[str, Any]) -> str:
-    """Return the name of a job in a status, with its rank where the training has several jobs of this name."""
+    """Return the name of a job in a status, with its rank if the training has several jobs of this name."""
     return str(job.get("replica_name") or job["job_name"])  # older daemons have none
 
 
@@ -66,7 +66,7 @@ def estimate(interval: "Interval | None") -> float | None:
 
 
 def fit_error_text(measured_j: float | None, lower_bound_j: float | None) -> str:
-    """Return why a measured energy is below a lower bound, which holds for the fitted profile; empty if it is not."""
+    """Return why a measured energy is below a lower bound, which is proven only for the fitted profile; else empty."""
     if measured_j is None or lower_bound_j is None or measured_j >= lower_bound_j:
         return ""
     below = 100 * (1 - measured_j / lower_bound_j)
@@ -89,7 +89,7 @@ def difference_text(energy_j: float | None) -> str:
 
 
 def cost_text(cost: float | None, currency: str | None = None) -> str:
-    """Return an amount of money with its currency, if that has a name: 12.34, 0.000123 EUR."""
+    """Return an amount of money, with its currency if given: 12.34, 0.000123 EUR."""
     if cost is None:
         return MISSING
     amount = f"{cost:.2f}" if abs(cost) >= 0.995 or cost == 0 else f"{cost:.3g}"
@@ -97,7 +97,7 @@ def cost_text(cost: float | None, currency: str | None = None) -> str:
 
 
 def pricing_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return what the emissions and costs of a report's rows include, in one line; empty without any."""
+    """Return, in one line, what emissions and costs in a report include; empty if it has none."""
     has_emissions, has_cost = (any(row.get(name) for row in rows) for name in ("carbon_g", "cost"))
     pue = max((row.get("pue") or 1.0 for row in rows), default=1.0)
     notes = ["emissions are location-based"] if has_emissions else []

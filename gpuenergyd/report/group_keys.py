@@ -1,4 +1,4 @@
-"""Keys that a report can group its figures by: one, or two as in `user,month`."""
+"""Keys by which a report can group its figures: one, or two as in `user,month`."""
 
 from enum import StrEnum
 
@@ -20,7 +20,7 @@ class GroupBy(StrEnum):
 
 PERIODS = frozenset({GroupBy.DAY, GroupBy.MONTH})
 WITHOUT_JOBS = PERIODS | {GroupBy.GPU}
-"""Keys that say nothing of jobs: groups by these alone count whole GPUs."""
+"""Keys unrelated to jobs; groups by these alone contain whole GPUs."""
 _MAX_KEYS = 2
 
 
@@ -28,7 +28,7 @@ def parse_group_keys(text: str) -> tuple[GroupBy, ...]:
     """Return the keys in an option, one or two.
 
     Raises:
-        UsageError: a key is unknown or occurs twice, or there are too many.
+        UsageError: a key is unknown or repeated, or there are too many.
     """
     names = [name.strip() for name in text.split(",")]
     unknown = [name for name in names if name not in {*GroupBy}]

@@ -17,36 +17,36 @@ from gpuenergyd.store.reading.energy_sums import EnergySum
 from gpuenergyd.store.reading.trainings import Training, find_trainings
 
 IDLE_GROUP = "(idle)"
-"""The group of idle energy in groups of jobs."""
+"""The group of idle energy in reports grouped by job."""
 UNTAGGED_GROUP = "(none)"
 UNKNOWN_HOST = "(unknown)"
-"""The group of energy written by versions that did not record hosts."""
+"""The group of energy recorded by versions that did not record hosts."""
 _OF_HOSTS = PERIODS | {GroupBy.HOST}
-"""Keys that the energy of a host's processors and memory has, too."""
+"""Keys that also apply to the energy of a host's processors and memory."""
 _OF_GPUS = WITHOUT_JOBS | {GroupBy.HOST}
-"""Keys that energy has without a job."""
+"""Keys that also apply to energy without a job."""
 _LAST_MINUTE = timedelta(minutes=59)
 
 
 @dataclass(slots=True)
 class Group:
-    """One row of a grouped report: the energy that jobs used and idle energy."""
+    """One row of a grouped report: the energy used by jobs, and idle energy."""
 
     labels: Mapping[str, str]
-    """Its value of the key as `group`, or its values of two keys by their names."""
+    """Value of the key under the name `group`, or values of two keys under their names."""
     job_ids: set[str] = field(default_factory=set)
     by_jobs: EnergyUse = NO_ENERGY
     idle: EnergyUse = NO_ENERGY
     saved_energy_j: float | None = None
-    """The sum of the significant savings of its jobs."""
+    """Sum of the significant savings of its jobs."""
     num_not_significant: int = 0
-    """The number of jobs that this sum leaves out: their saving may be chance."""
+    """Number of jobs left out of this sum because their saving is not significant."""
     host_energy_j: float | None = None
-    """Energy of the host's processors and memory, if measured; not part of any other sum."""
+    """Energy of the host's processors and memory, if measured; not included in other sums."""
 
     @property
     def name(self) -> str:
-        """Its values of the keys."""
+        """The group's values of the keys."""
         return ", ".join(self.labels.values())
 
     @property
@@ -62,7 +62,7 @@ class Group:
             self.idle = self.idle.plus(part, rates)
 
     def add_saving(self, report: JobReport) -> None:
-        """Add a job and its saving, or count it as left out."""
+        """Add a job and its saving; if the saving is not significant, only count the job."""
         self.job_ids.add(report.summary.job_id)
         self.saved_energy_j = add_known(self.saved_energy_j, report.saved_energy_j)
         self.num_not_significant += report.is_saving_left_out
@@ -84,7 +84,7 @@ class Group:
 
 
 def energies_of(by_jobs: EnergyUse, idle: EnergyUse) -> dict[str, Any]:
-    """Return energies and durations of jobs and idle GPUs together by their JSON and CSV names."""
+    """Return energies and durations of jobs and idle GPUs together, by their JSON and CSV names."""
     total = sum_of((by_jobs, idle)).to_dict()
     return {
         "energy_j": total.pop("energy_j"),
@@ -104,17 +104,17 @@ class EnergyQuery:
     tariff: Tariff | None = None
     pue: float = 1.0
     only_jobs: bool = False
-    """Whether idle energy is left out: it is unrelated to a report on one job."""
+    """Whether to leave out idle energy, which is unrelated to a report on one job."""
 
     @cached_property
     def rates(self) -> Rates:
-        """What its energy is priced with."""
+        """Rates used for the price and emissions of its energy."""
         return read_rates(self.history, self.tariff, pue=self.pue, since=self.since, until=self.until)
 
     def parts(
         self, *, by_gpu: bool = False, by_host: bool = False, zone: tzinfo | None = UTC, by_time: bool = False
     ) -> Iterable[EnergySum]:
-        """Return energy sums; by time in hours, and in minutes if a day of the time zone starts within the hour."""
+        """Return energy sums; by time in hours, or in minutes if a day of the time zone starts within the hour."""
         rates = self.rates
 
         def is_split(hour: datetime) -> bool:
@@ -139,10 +139,10 @@ def grouped(
     tag: str = "",
     zone: tzinfo | None = None,
 ) -> tuple[Group, ...]:
-    """Return one group per combination of the values of one or two keys; days and months are those of a time zone.
+    """Return one group per combination of values of one or two keys; days and months are those of a time zone.
 
-    Keys of jobs leave out the energy of jobs without a report. Savings are those of whole jobs, so groups by GPU, day
-    or month have none. `zone` None: the zone of this host.
+    With keys of jobs, energy of jobs without a report is left out. Savings are known only for whole jobs, so groups by
+    GPU, day or month have none. With `zone` None, the time zone of this host is used.
     """
     found = _Grouping(query, reports, keys, tag, zone)
     groups: dict[tuple[str, ...], Group] = {}
@@ -167,7 +167,7 @@ def grouped(
 
 @cache
 def user_name(uid: int) -> str:
-    """Return a user's name on this host, or the uid where it has none; the name in a job's tags is not verified."""
+    """Return a user's name on this host, or the uid if it has none; the name in a job's tags is not verified."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -175,12 +175,12 @@ def user_name(uid: int) -> str:
 
 
 def training_name(training: Training) -> str:
-    """Return the job name of a training and when it started, in UTC."""
+    """Return the job name of a training and its start time in UTC."""
     return f"{training.job_name} {training.started_at:%Y-%m-%d %H:%M}"
 
 
 class _Grouping:
-    """The group of each part of energy, of each job, and of each hour of a host, by the keys of a report."""
+    """The group of each energy sum, of each job, and of each hour of a host, by the keys of a report."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class _Grouping:
         }
 
     def names_of_energy(self, part: EnergySum) -> tuple[str, ...] | None:
-        """Return the value of each key, None for energy that is in no group."""
+        """Return the value of each key, None for energy that belongs to no group."""
         of_job = self._names_of_job.get(part.job_id)
         if of_job is None and (self._only_jobs or (part.job_id and not {*self._keys} <= _OF_GPUS)):
             return None
@@ -232,7 +232,7 @@ class _Grouping:
         return tuple(of_job[key] for key in self._keys)
 
     def names_at(self, host: str, at: datetime) -> tuple[str, ...]:
-        """Return the value of each key for energy of a host as a whole."""
+        """Return the value of each key for a host's energy in the hour at an instant."""
         return tuple(
             host or UNKNOWN_HOST if key is GroupBy.HOST else _period(key, at, self._zone) for key in self._keys
         )

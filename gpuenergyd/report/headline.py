@@ -49,7 +49,7 @@ def headline(report: JobReport) -> str:
 
 
 def evidence(report: JobReport) -> str:
-    """Return the confidence intervals and what they were measured from, or what a job without a plan needs."""
+    """Return the confidence intervals and the data behind them, or what a job without a plan needs."""
     job = report.summary
     if not job.num_tuned_iterations and job.predicted_saving_ratio is None and job.num_iterations:
         return _next_step(job)
@@ -67,7 +67,7 @@ def evidence(report: JobReport) -> str:
 
 
 def tiles(report: JobReport) -> list[Tile]:
-    """Return the values of a job that are known; a job without a plan has only those of full speed."""
+    """Return the known values of a job; for a job without a plan, only those at full speed."""
     job, text = report.summary, formatting
     found: list[Tile] = []
     if job.saving_ratio is not None:
@@ -103,19 +103,19 @@ def is_of_modules(job: JobSummary) -> bool:
 
 
 def time_cost(job: JobSummary) -> str:
-    """Return the time that the daemon has cost a job's training; empty if that was not counted."""
+    """Return the time that the daemon has cost a job's training, in words; empty if not measured."""
     if job.cost_s is None:
         return ""
     return f"{cost_text(job.cost_s, job.cost_ratio)}, with {count_text(job.num_experiments or 0, 'experiment')}"
 
 
 def speed_text(slowdown_ratio: float) -> str:
-    """Return the change of speed in words, without a figure if it rounds to 0.0 %."""
+    """Return the change of speed in words, without a number if it rounds to 0.0 %."""
     return "at the same speed" if abs(slowdown_ratio) < 0.0005 else slowdown_text(slowdown_ratio)
 
 
 def _without_plan(job: JobSummary) -> str:
-    """Return what ran instead of tuned iterations."""
+    """Return which iterations ran instead of tuned ones."""
     if job.predicted_saving_ratio is not None:
         interval = job.predicted_saving_low_ratio, job.predicted_saving_high_ratio
         saving = predicted_saving_text(job.predicted_saving_ratio, interval)
@@ -132,7 +132,7 @@ def _without_plan(job: JobSummary) -> str:
 
 
 def _next_step(job: JobSummary) -> str:
-    """Return what a job without a plan needs to save energy; empty if it ended, or if its outcome is known."""
+    """Return what a job without a plan needs to save energy; empty if the job has ended or its outcome is known."""
     if job.outcome_reason:
         return ""
     if job.schedule_name == LOOP_SCHEDULE and job.max_slowdown_ratio == 0:

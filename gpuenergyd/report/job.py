@@ -34,7 +34,7 @@ class PlanInForce:
     energy_j: float | None
     saving: "Interval | None"
     slowdown: "Interval | None"
-    """Measured against the baseline; None with fewer than three iterations of either."""
+    """Measured against the baseline, as is `saving`; None with too few iterations."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class JobReport:
     summary: JobSummary
     read_iterations: Callable[[], tuple[IterationRow, ...]] = field(repr=False, compare=False)
     energy_use: EnergyUse = NO_ENERGY
-    """The energy that its GPUs used for it, between iterations too."""
+    """Energy that its GPUs used for the job, including time between iterations."""
     rates: Rates = field(default_factory=Rates, repr=False, compare=False)
-    """What its energy is priced with."""
+    """Rates used for the price and emissions of its energy."""
     read_carbon: Callable[[], CarbonReport | None] = field(default=lambda: None, repr=False, compare=False)
     time_range: TimeRange = ALL_TIME
-    """The part of the job that the values cover; charts always show the whole job."""
+    """Part of the job that the values cover; charts always show the whole job."""
     read_advice: Callable[[str], str | None] = field(default=lambda _action: None, repr=False, compare=False)
 
     @property
@@ -64,12 +64,12 @@ class JobReport:
 
     @cached_property
     def order_advice(self) -> str | None:
-        """What another order of instructions is predicted to save; None if the policy did not compute it."""
+        """Predicted saving of another instruction order, as text; None if the policy did not compute it."""
         return self.read_advice(ORDER_ADVICE)
 
     @cached_property
     def slowdown_advice(self) -> str | None:
-        """What more permitted slowdown would have saved; None if nothing is known of it, or the job still runs."""
+        """What a larger permitted slowdown would have saved, as text; None if unknown, or while the job runs."""
         return self.read_advice(SLOWDOWN_ADVICE)
 
     @cached_property
@@ -79,7 +79,7 @@ class JobReport:
 
     @property
     def saved_energy_j(self) -> float | None:
-        """The energy that all regular tuned iterations saved against the baseline; None unless it is significant."""
+        """Energy saved by all regular tuned iterations, compared with the baseline; None unless significant."""
         summary = self.summary
         if not summary.is_saving_significant or summary.saving_ratio is None or summary.baseline_energy_j is None:
             return None
@@ -87,19 +87,19 @@ class JobReport:
 
     @property
     def is_saving_left_out(self) -> bool:
-        """Whether totals leave out the saving of this job: it was measured, but may be chance."""
+        """Whether totals leave out this job's saving, which was measured but is not significant."""
         return self.summary.saving_ratio is not None and not self.summary.is_saving_significant
 
     @property
     def has_shown_prediction(self) -> bool:
-        """Whether the last plan predicts less energy than full speed; a fit that lies above it is no plan."""
+        """Whether the last plan predicts less energy than full speed; other predictions are not shown."""
         predicted_j, full_speed_j = self.summary.predicted_energy_j, self.adjusted_baseline_energy_j
         full_speed_j = self.summary.baseline_energy_j if full_speed_j is None else full_speed_j
         return predicted_j is not None and (full_speed_j is None or predicted_j < full_speed_j)
 
     @property
     def profiling_cost_j(self) -> float | None:
-        """The energy of profiling iterations minus that of as many baseline iterations; negative if they saved."""
+        """Energy of profiling iterations (up to version 0.3) minus that of as many at full speed; negative if less."""
         summary = self.summary
         num_measured = summary.num_measured_profile_iterations
         if summary.baseline_energy_j is None or summary.profile_energy_j is None:
@@ -110,7 +110,7 @@ class JobReport:
 
     @property
     def trial_cost_j(self) -> float | None:
-        """The same of the iterations of trials."""
+        """The same for the iterations of trials."""
         trial_j, baseline_j = self.summary.trial_energy_j, self.summary.baseline_energy_j
         if trial_j is None or baseline_j is None:
             return None
@@ -133,30 +133,30 @@ class JobReport:
 
     @property
     def cost(self) -> float | None:
-        """The cost of the measured and estimated energy, in the currency of the tariff."""
+        """Cost of the measured and estimated energy, in the currency of the tariff."""
         return self.energy_use.cost
 
     @property
     def between_iterations_j(self) -> float | None:
-        """The measured and estimated energy that no iteration has: before, between and after iterations."""
+        """Measured and estimated energy outside iterations: before, between and after them."""
         used_j, within_j = self.energy_use.used_j, self.summary.iterations_energy_j
         return used_j if used_j is None or within_j is None else used_j - within_j
 
     @property
     def adjusted_baseline_time_s(self) -> float | None:
-        """The iteration time at full speed beside the tuned iterations: what the slowdown compares them with."""
+        """Iteration time at full speed close to the tuned iterations, with which the slowdown compares them."""
         time_s, ratio = self.summary.iteration_time_s, self.summary.slowdown_ratio
         return None if time_s is None or ratio is None else time_s / (1.0 + ratio)
 
     @property
     def adjusted_baseline_energy_j(self) -> float | None:
-        """The energy per iteration at full speed beside the tuned iterations: what the saving compares them with."""
+        """Energy per iteration at full speed close to the tuned iterations, with which the saving compares them."""
         energy_j, ratio = self.summary.energy_per_iteration_j, self.summary.saving_ratio
         return None if energy_j is None or ratio is None or ratio >= 1.0 else energy_j / (1.0 - ratio)
 
     @cached_property
     def plan_in_force(self) -> PlanInForce | None:
-        """Measurements of the last tuned plan only; None without a regular iteration."""
+        """Measurements of the last tuned plan alone; None without a regular iteration."""
         from gpuenergyd.core.job.measurements.savings import saving_between  # noqa: PLC0415  the table of jobs needs none
 
         tuned = [r for r in self.iterations if self._is_tuned(r)]
@@ -193,7 +193,7 @@ class JobReport:
         tags = dict(named.pop("tags"))
         named |= {"energy_j": self.energy_use.energy_j, "regular_energy_j": self.summary.energy_j}
         carbon = dict(self.carbon.to_dict() if self.carbon is not None else NO_CARBON)
-        if self.is_saving_left_out:  # an amount is a claim
+        if self.is_saving_left_out:  # amounts are shown only for significant savings
             carbon |= dict.fromkeys(SAVED_GRAMS)
         return {
             **named,
@@ -213,18 +213,18 @@ class JobReport:
             "cost": self.cost,
             **self.energy_use.carbon_to_dict(),
             **carbon,
-            # Columns of their own, so that the table can be joined with the output of sacct.
+            # In columns of their own, so that the table can be joined with the output of sacct.
             **{name: tags.get(name) for name in ("user", "slurm_job_id", "git_commit")},
             "tags": tags,
         }
 
 
 TOKENS_TAG = "tokens_per_iteration"
-"""Tag in which a trainer or user reports the tokens of one iteration of the job."""
+"""Tag in which a trainer or user reports the number of tokens per iteration of the job."""
 
 
 def _per_token(energy_j: float | None, tags: Mapping[str, str]) -> float | None:
-    """Return the energy of an iteration per token; None where either is unknown or the tag is no positive number."""
+    """Return the energy of an iteration per token; None if either is unknown or the tag is not a positive number."""
     tokens = tags.get(TOKENS_TAG, "")
     is_count = tokens.isascii() and tokens.isdigit() and int(tokens) > 0
     return energy_j / int(tokens) if energy_j is not None and is_count else None
@@ -268,15 +268,15 @@ def job_reports(
 
 
 def _newest_advice(history: History, job_id: str, action: str) -> str | None:
-    """Return the reason of a job's newest entry with an action; None without any."""
+    """Return the reason in a job's newest log entry with an action; None without any."""
     found = [event.reason for event in history.control_events(job_id) if event.action == action]
     return found[-1] if found else None
 
 
 def before_and_after(history: History, report: JobReport) -> tuple[ObservedIteration, ...]:
-    """Return the baseline iteration and the iteration of the last plan that are closest to their median time.
+    """Return the baseline iteration and the iteration of the last plan closest to their median times.
 
-    An iteration is missing if no timeline of it is stored.
+    Either is left out if no timeline of such an iteration is stored.
     """
     job_id = report.summary.job_id
     stored = set(history.iterations_with_spans(job_id))

@@ -17,7 +17,7 @@ class ObservedIteration:
     iteration_time_s: float
     spans: tuple[ObservedSpan, ...]
     schedule_name: str = ""
-    """Determines which stages the chunks of a rank are."""
+    """Name of the schedule, which determines the stages of a rank's chunks."""
 
 
 def instruction_of(span: ObservedSpan) -> Instruction:
@@ -27,9 +27,9 @@ def instruction_of(span: ObservedSpan) -> Instruction:
 def observed_critical_path(spans: Sequence[ObservedSpan], schedule_name: str = "") -> tuple[Instruction, ...]:
     """Return the critical path, first to last; empty if the spans are not a complete pipeline.
 
-    Starting at the span that ended last, each step goes back to the predecessor that ended last: the one the later
-    instruction had to wait for. Measured times need no tolerance this way. The schedule name determines which stages
-    the chunks of a rank are and which activations are sent late.
+    The path starts at the span that ended last. Each step goes back to the predecessor that ended last, for which the
+    later instruction had to wait. This needs no tolerance for measured times. The schedule name determines the stages
+    of a rank's chunks, and which activations are sent late.
     """
     if not spans:
         return ()

@@ -58,7 +58,7 @@ class JobSection:
     headline: str
     evidence: str
     cost: str
-    """The time that the daemon has cost the job's training; empty if that was not counted."""
+    """Time that the daemon has cost the job's training, as text; empty if not measured."""
     tiles: Sequence[Tile]
     fit_error: str
     plan_reason: str | None
@@ -72,7 +72,7 @@ class JobSection:
     power: Chart
     has_baseline_power: bool
     swing: str
-    """How much power swings; empty if unknown."""
+    """Size of the power swing, as text; empty if unknown."""
     intensity: Chart
 
 
@@ -126,7 +126,7 @@ def _rendered(
 
 
 def _days(history: History | None, reports: Sequence[JobReport], made_at: datetime) -> Chart:
-    """Return the chart of the energy of all GPUs per day since the first job started."""
+    """Return the chart of the energy of all GPUs per day, from the start of the first job."""
     if history is None or not reports:
         return _NO_CHART
     first = min(report.summary.started_at for report in reports).astimezone(made_at.tzinfo)
@@ -142,7 +142,7 @@ def _section(history: History, report: JobReport) -> JobSection:
     frontier = next((row.frontier for row in reversed(history.targets(job.job_id)) if row.frontier), ())
     allowed_s = None if job.baseline_time_s is None else job.baseline_time_s * (1.0 + job.max_slowdown_ratio)
     baseline_w = job.baseline_energy_j / job.baseline_time_s if job.baseline_energy_j and job.baseline_time_s else None
-    # Seconds show single iterations but expire earlier than minutes.
+    # Data by second shows single iterations but expires earlier than data by minute.
     seconds, minutes = (
         history.rollups(bucket_s=bucket_s, since=job.started_at, until=job.ended_at, job_id=job.job_id)
         if bucket_s > 1 or job.duration_s < _SHORT_JOB_S
@@ -221,11 +221,11 @@ def _intensity(history: History, report: JobReport) -> Chart:
 
 
 def _chart(draw: Callable[..., str]) -> Chart:
-    """Return a chart drawn in both widths, as safe HTML; their IDs differ."""
+    """Return a chart drawn in both widths, as safe HTML; element ids differ between them."""
 
     def drawn(frame: Frame) -> str:
         return draw(frame=frame)
 
     narrow = drawn(NARROW).replace(' id="', ' id="narrow-').replace("url(#", "url(#narrow-")
-    # Every text in a chart is escaped where it is drawn.
+    # All text in a chart is escaped where it is drawn.
     return Chart(Markup(drawn(WIDE)), Markup(narrow))  # noqa: S704

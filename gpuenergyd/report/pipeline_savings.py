@@ -1,4 +1,4 @@
-"""The measured saving of a pipeline across hosts: that of all its members together, not the sum of each one's own."""
+"""Measured saving of a pipeline across hosts: measured for the whole, not the sum over its members."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ _SHOWN = (
 
 @dataclass(frozen=True, slots=True)
 class PipelineSaving:
-    """One replica whose stages are on several hosts; the daemon of its leading member has measured the whole."""
+    """One replica whose stages are on several hosts; the daemon of its leading member measured the whole."""
 
     dp_rank: int
     leader: JobReport
@@ -26,7 +26,7 @@ class PipelineSaving:
 
     @property
     def report(self) -> JobReport:
-        """The leading member's report with the saving of the whole pipeline in place of its own."""
+        """The leading member's report, with the saving of the whole pipeline instead of its own."""
         named = self.estimate
         interval = slowdown = None
         if named.saving_low_ratio is not None and named.saving_high_ratio is not None:
@@ -48,14 +48,14 @@ class PipelineSaving:
         return JobReport(summary, self.leader.read_iterations)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the values of the whole pipeline, on all its hosts, by their JSON names."""
+        """Return the values of the whole pipeline, over all its hosts, by their JSON names."""
         return {"dp_rank": self.dp_rank, **{name: getattr(self.estimate, name) for name in _SHOWN}}
 
 
 def pipeline_savings(
     history: History, trainings: Sequence[Training], reports: Mapping[str, JobReport]
 ) -> Mapping[str, tuple[PipelineSaving, ...]]:
-    """Return the pipelines across hosts of trainings whose leading members are in the history, by training.
+    """Return, by training, its pipelines across hosts whose leading members are in the history.
 
     The key is the id of the training's first job.
     """

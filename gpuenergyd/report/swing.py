@@ -1,4 +1,4 @@
-"""How much the power of a job's GPUs swings, in a sentence of the report: predicted in an iteration, and measured."""
+"""The power swing of a job's GPUs as a sentence of the report: predicted within an iteration, and measured."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ _SECOND_S = 1.0
 
 
 def swing_text(plan: PlanRecord | None, rollups: Sequence[RollupRecord], *, num_gpus: int) -> str:
-    """Return how much power swings under the plan in force; empty if neither is known.
+    """Return the power swing under the plan in force; empty if it is neither predicted nor measured.
 
     Args:
         plan: the plan in force.
-        rollups: stored power of each GPU by second; other lengths are left out.
-        num_gpus: GPUs of the job; seconds in which one of them was not measured do not count.
+        rollups: stored power of each GPU by second; other bucket lengths are ignored.
+        num_gpus: number of GPUs of the job; seconds in which one of them was not measured are left out.
     """
     return " ".join(filter(None, (_predicted(plan), _measured(plan, rollups, num_gpus))))
 

@@ -1,4 +1,4 @@
-"""Totals over several jobs: they add only significant savings, and count the jobs that they leave out."""
+"""Totals over several jobs, which include only significant savings and count the jobs left out."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from gpuenergyd.report.job import JobReport
 
 @dataclass(frozen=True, slots=True)
 class SavedTotal:
-    """The energy that several jobs saved together; None if no job has a significant saving."""
+    """Energy saved by several jobs together; None if no job has a significant saving."""
 
     saved_energy_j: float | None
     interval_j: tuple[float, float] | None
-    """The 95 % confidence interval, with independent errors; None if that of a job is not known."""
+    """The 95 % confidence interval, assuming independent errors; None if that of a job is unknown."""
     num_counted: int
     num_not_significant: int
 
     def text(self) -> str:
-        """Return the total in one sentence, with the number of jobs that it leaves out; empty without savings."""
+        """Return the total in one sentence, with the number of jobs left out; empty without savings."""
         left_out = not_counted_text(self.num_not_significant)
         if self.saved_energy_j is None:
             return f"No significant saving. {left_out}" if left_out else ""
@@ -62,7 +62,7 @@ def saved_total(reports: Iterable[JobReport]) -> SavedTotal:
 
 
 def not_counted_text(num_not_significant: int) -> str:
-    """Return how many jobs a sum of savings leaves out and why; empty for none."""
+    """Return how many jobs a sum of savings leaves out, and why; empty for none."""
     if not num_not_significant:
         return ""
     verb, their = ("is", "its saving is") if num_not_significant == 1 else ("are", "their savings are")
@@ -70,7 +70,7 @@ def not_counted_text(num_not_significant: int) -> str:
 
 
 def totals_dict(reports: Sequence[JobReport]) -> dict[str, Any]:
-    """Return the totals of a report by job by their JSON names; missing values are None."""
+    """Return the totals of a report by job, under their JSON names; missing values are None."""
     total = saved_total(reports)
     low_j, high_j = total.interval_j or (None, None)
     use = sum_of(report.energy_use for report in reports)

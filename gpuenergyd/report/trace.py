@@ -1,8 +1,8 @@
 """A job as a trace for Perfetto and chrome://tracing: instructions, bubbles, plans, clocks and power on one time line.
 
 Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (Trace Event Format). Times are
-of the wall clock, in microseconds from `baseTimeNanoseconds`. torch.profiler writes that field, too, with the
-same value within a quarter of a year (libkineto, ChromeTraceBaseTime), so that events of both fit into one file.
+wall-clock times in microseconds since `baseTimeNanoseconds`. torch.profiler writes that field too, with the same value
+within each quarter of a year (libkineto, ChromeTraceBaseTime), so that events of both can be in one file.
 """
 
 import json
@@ -27,7 +27,7 @@ _Event = dict[str, Any]
 
 
 def trace_text(history: History, job: JobSummary) -> str:
-    """Return a job as a JSON trace; only what the history still has singly: iterations, some timelines, raw samples."""
+    """Return a job as a JSON trace, from data still stored singly: iterations, some timelines, raw samples."""
     base_us = _us(job.started_at) // _BASE_PERIOD_US * _BASE_PERIOD_US
     trace = _Trace(history, job, base_us)
     slices = [*trace.plans(), *trace.iterations()]
@@ -47,13 +47,13 @@ class _Trace:
 
     def __init__(self, history: History, job: JobSummary, base_us: int) -> None:
         self._history, self._job, self._base_us = history, job, base_us
-        self._process = crc32(job.job_id.encode()) >> 1  # no process of the host, whose own traces may stand beside it
+        self._process = crc32(job.job_id.encode()) >> 1  # differs from pids of the host, whose traces may be shown too
         self._ranks = sorted(history.ranks([job.job_id]), key=lambda rank: (rank.pp_rank, rank.stage_rank))
         self._plans = history.plans(job.job_id)
         self._iterations = history.iterations(job.job_id)
 
     def names(self) -> Iterator[_Event]:
-        """Yield the names of process and tracks, in the order in which they are shown."""
+        """Yield the names of the process and the tracks, in the order of display."""
         yield self._name("process_name", 0, f"gpuenergyd: {self._job.job_name}")
         tracks = {_PLANS: "plan in force", _ITERATIONS: "iterations", _EVENTS: "control events"}
         for pp_rank in sorted({rank.pp_rank for rank in self._ranks}):
@@ -62,7 +62,7 @@ class _Trace:
             yield self._name("thread_name", number, text)
 
     def plans(self) -> Iterator[_Event]:
-        """Yield a slice per plan, over the iterations in a row that ran under it."""
+        """Yield one slice per plan, over the consecutive iterations that ran under it."""
         for record, under_it in groupby(self._iterations, key=lambda row: self._plan_at(row.iteration_index)):
             rows = list(under_it)
             if record is None:
@@ -79,7 +79,7 @@ class _Trace:
             yield self._slice(_PLANS, plan.plan_id, begin, duration_s, figures)
 
     def iterations(self) -> Iterator[_Event]:
-        """Yield a slice per iteration, and the instructions and bubbles of those with a stored timeline."""
+        """Yield one slice per iteration, and the instructions and bubbles of iterations with a stored timeline."""
         with_spans = set(self._history.iterations_with_spans(self._job.job_id))
         for row in self._iterations:
             plan = self._plan_at(row.iteration_index)
@@ -95,13 +95,13 @@ class _Trace:
                 yield from self._instructions(row, plan)
 
     def control_events(self) -> Iterator[_Event]:
-        """Yield an instant per entry of the audit log."""
+        """Yield one instant event per entry of the audit log."""
         for event in self._history.control_events(self._job.job_id):
             figures = {"reason": event.reason, "by": event.actor, "before": event.before, "after": event.after}
             yield {**self._event("i", _EVENTS, event.action, event.at), "s": "t", "args": _known(figures)}
 
     def readings(self) -> Iterator[_Event]:
-        """Yield power and SM clock of each GPU as counters; a reading that is missing gives no event."""
+        """Yield power and SM clock of each GPU as counters; missing readings give no event."""
         for gpu_uuid in dict.fromkeys(rank.gpu_uuid for rank in self._ranks):
             for sample in self._history.samples(gpu_uuid, since=self._job.started_at, until=self._job.ended_at):
                 yield from self._sample(sample)
@@ -133,7 +133,7 @@ class _Trace:
                     yield self._slice(track, "bubble", row.started_at + timedelta(seconds=before.end_s), gap_s, {})
 
     def _plan_at(self, iteration_index: int) -> PlanRecord | None:
-        """Return the plan that ranks had in an iteration, None before the first one."""
+        """Return the plan that ranks followed in an iteration, None before the first plan."""
         return next((plan for plan in reversed(self._plans) if plan.apply_at_iteration <= iteration_index), None)
 
     def _slice(self, track: int, name: str, begin: datetime, duration_s: float, figures: dict[str, Any]) -> _Event:
@@ -148,9 +148,9 @@ class _Trace:
 
 
 def _end_before_the_next(slices: list[_Event]) -> None:
-    """Shorten slices that last into the next one of their track, by rounding or a wall clock that was set back.
+    """Shorten slices that overlap the next one in their track, due to rounding or a wall clock that was set back.
 
-    Perfetto drops slices of a track that overlap without being nested.
+    Perfetto drops slices that overlap in a track without being nested.
     """
     slices.sort(key=lambda own: (own["tid"], own["ts"]))
     for own, following in pairwise(slices):
@@ -171,7 +171,7 @@ def _gpus_text(ranks: Sequence[RankRecord], pp_rank: int) -> str:
 
 
 def _known(figures: dict[str, Any]) -> dict[str, Any]:
-    """Return the values that are known: what is missing is left out, never 0."""
+    """Return the values that are known; missing values are left out, never 0."""
     return {name: value for name, value in figures.items() if value is not None}
 
 

@@ -1,4 +1,4 @@
-"""Energy by training, and within a training by replica, pipeline stage, host and GPU. Every joule is counted once."""
+"""The energy of each training, and within it of each replica, pipeline stage, host and GPU; no joule counts twice."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,14 +16,14 @@ from gpuenergyd.report.totals import saved_total, totals_dict
 from gpuenergyd.store.reading.trainings import Training, TrainingPart, find_trainings
 
 _UNITS_PER_J = 1024
-"""Joules are rounded to this fraction, the resolution of NVML's counters: sums of any parts are then exact."""
+"""Joules are rounded to 1/1024, the resolution of NVML's counters, so that sums of any parts are exact."""
 _MAX_NAMED = 3
-"""Trainings that a line names."""
+"""How many trainings a line names at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuShare:
-    """The energy that one GPU used for one job; of a job without known ranks, `gpu_uuid` is None."""
+    """The energy that one GPU used for one job; `gpu_uuid` is None for a job whose ranks are unknown."""
 
     part: TrainingPart
     gpu_uuid: str | None
@@ -41,20 +41,20 @@ class GpuShare:
 
     @property
     def host(self) -> str | None:
-        """The host of the job, None if a version recorded it that did not record hosts."""
+        """The host of the job, None if a version recorded the job that did not record hosts."""
         return self.part.job.host
 
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """The report of one training: what its GPUs used, and what its jobs saved (values are cached, hence no slots)."""
+    """The report of one training: what its GPUs used and what its jobs saved. Without slots, as values are cached."""
 
     training: Training
     jobs: Mapping[str, JobReport]
     """The reports of its jobs by ID."""
     shares: tuple[GpuShare, ...]
     wholes: tuple[PipelineSaving, ...] = ()
-    """Its pipelines across hosts whose leading members the history has."""
+    """Its pipelines that span hosts, where the history has the job of the leading member."""
 
     @cached_property
     def use(self) -> EnergyUse:
@@ -62,14 +62,15 @@ class TrainingReport:
 
     @property
     def name(self) -> str:
-        """Its job name and when it started, in UTC."""
+        """The name of its job and when it started, in UTC."""
         return training_name(self.training)
 
     @cached_property
     def measured(self) -> tuple[JobReport, ...]:
-        """The reports whose savings add up: of a pipeline across hosts one of the whole, of other jobs their own.
+        """The reports whose savings are added up.
 
-        Only a history that has all ranks of the training can compare the whole with its GPUs; else members count.
+        For a pipeline across hosts this is the report of the whole pipeline instead of those of its members, if the
+        history has all ranks of the training: otherwise the whole cannot be compared with its GPUs.
         """
         training = self.training
         is_whole = training.world_size is not None and not training.is_incomplete
@@ -81,9 +82,9 @@ class TrainingReport:
 
     @property
     def saving_ratios(self) -> tuple[float | None, float | None, float | None]:
-        """What its plans saved of the energy of as many iterations at full speed, and the 95 % interval.
+        """The saving of its plans as a ratio of the energy of as many iterations at full speed, with its 95 % interval.
 
-        All are None unless all jobs are counted.
+        All three are None unless the savings of all jobs can be counted.
         """
         full_speed_j = None
         tuned = [report for report in self.measured if report.summary.num_tuned_iterations]
@@ -140,7 +141,7 @@ class TrainingReport:
         }
 
     def _by(self, *names: str) -> list[dict[str, Any]]:
-        """Return one mapping per distinct value of attributes of shares; savings only where no job is in several."""
+        """Return one mapping per distinct value of these attributes; savings only where no job has several values."""
         found: dict[tuple[Any, ...], list[GpuShare]] = defaultdict(list)
         values_of_job: dict[str, set[tuple[Any, ...]]] = defaultdict(set)
         for share in self.shares:
@@ -168,22 +169,22 @@ class TrainingReport:
         return rows
 
     def _measured_of(self, reports: Sequence[JobReport]) -> Sequence[JobReport]:
-        """Return the reports whose savings add up, of the replicas of some jobs."""
+        """Return the reports in `measured` of the replicas of these jobs."""
         replicas = {report.summary.dp_rank for report in reports}
         return [report for report in self.measured if report.summary.dp_rank in replicas]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingsReport:
-    """The trainings of a history in order of their start, and the energy of GPUs while they ran no job."""
+    """The trainings of a history in order of their start, and the energy that GPUs used while they ran no job."""
 
     trainings: tuple[TrainingReport, ...]
     idle: EnergyUse | None
-    """None if the report leaves it out, or if there is none."""
+    """None if the report leaves out idle energy, or if there is none."""
     rates: Rates
 
     def rows(self, *, has_parts: bool = False) -> list[dict[str, Any]]:
-        """Return one mapping per training, with or without its parts, and one of idle energy."""
+        """Return one mapping per training, with its parts if asked for, and one for idle energy if there is any."""
         rows = [
             {
                 **training.to_dict(self.rates),
@@ -198,7 +199,7 @@ class TrainingsReport:
         return rows
 
     def incomplete_line(self) -> str:
-        """Return one line on the trainings of which the history lacks ranks; empty if none is known to."""
+        """Return one line on the trainings some of whose ranks the history lacks; empty if no training is known to."""
         found = [each for each in self.trainings if each.training.is_incomplete]
         if not found:
             return ""
@@ -215,7 +216,7 @@ class TrainingsReport:
 
 
 def trainings_report(query: EnergyQuery, reports: Sequence[JobReport]) -> TrainingsReport:
-    """Return the trainings that jobs are parts of; the energy of a job without a report is in none of them."""
+    """Return the trainings that these jobs belong to; energy of jobs without a report is left out."""
     by_id = {report.summary.job_id: report for report in reports}
     use_of: dict[tuple[str, str], EnergyUse] = defaultdict(EnergyUse)
     idle: EnergyUse | None = None
@@ -251,7 +252,7 @@ def trainings_report(query: EnergyQuery, reports: Sequence[JobReport]) -> Traini
 
 
 def _exact(use: EnergyUse) -> EnergyUse:
-    """Return an energy with joules whose sums are exact: floating point numbers hold 53 binary digits."""
+    """Return an energy use with rounded joules, so that sums are exact in floating point."""
 
     def rounded(energy_j: float | None) -> float | None:
         return None if energy_j is None else round(energy_j * _UNITS_PER_J) / _UNITS_PER_J
@@ -264,7 +265,7 @@ def _gpus(shares: Iterable[GpuShare]) -> set[tuple[str | None, str]]:
 
 
 def _savings(reports: Iterable[JobReport], measured: Sequence[JobReport]) -> dict[str, Any]:
-    """Return the savings of `measured` by name, and the emissions that jobs saved; only significant savings count."""
+    """Return by name the savings of `measured`, only significant ones, and the emissions that `reports` saved."""
     totals = {**totals_dict(measured), "saved_carbon_g": totals_dict(tuple(reports))["saved_carbon_g"]}
     names = ("saved_energy_j", "saved_energy_low_j", "saved_energy_high_j", "num_jobs_counted", "num_not_significant")
     return {name: totals[name] for name in (*names, "saved_carbon_g")}

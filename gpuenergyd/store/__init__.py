@@ -27,7 +27,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the writer on first use: reading the history must not load SQLAlchemy."""
+    """Import the writer on first use, because reading the history must not load SQLAlchemy."""
     if name in {"HistoryWriter", "WriterOptions", "WriterStatus"}:
         return getattr(import_module("gpuenergyd.store.writing.writer"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -36,7 +36,7 @@ _SERVER = "postgresql"
 MIGRATIONS = Path(__file__).with_name("migrations")
 _OWN_RIGHTS, _RIGHTS_OF_OTHERS = 0o600, 0o007
 _WAL_SIZE_LIMIT_BYTES = 16 * 2**20
-"""The size to which SQLite truncates the write-ahead log after a long reader made it grow."""
+"""Size to which SQLite truncates the write-ahead log after a long reader let it grow."""
 
 
 @lru_cache(maxsize=8)
@@ -70,9 +70,9 @@ def is_sqlite(path_or_url: str | Path) -> bool:
 
 
 def _make_private(path: Path) -> None:
-    """Create an SQLite file that others cannot read, and take their rights on one of an earlier version.
+    """Create an SQLite file that others cannot read, or remove others' rights to a file from an earlier version.
 
-    SQLite gives the files beside it the same rights. What cannot be done here is reported when the file is opened.
+    SQLite gives the files next to it the same rights. Errors are reported later, when the file is opened.
     """
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWN_RIGHTS)
@@ -123,7 +123,7 @@ def writing_engine(path_or_url: str | Path, *, busy_timeout_s: float) -> Engine:
 def reading_engine(path_or_url: str | Path, *, keeps_connection: bool = False) -> Engine:
     """Return a read-only engine; it can be used while the writer runs.
 
-    `keeps_connection` reuses one connection to a server: a report of a fleet runs thousands of queries.
+    `keeps_connection` reuses one connection to a server, because a report of a fleet runs thousands of queries.
 
     Raises:
         StoreError: the file is missing, or the database is not supported.
@@ -167,7 +167,7 @@ def reading_server(engine: Engine) -> Iterator[Reader]:
 def create_tables(connection: Connection) -> None:
     """Create the tables in an empty database, in the open transaction.
 
-    Migrations only upgrade: importing Alembic takes longer than the rest of a first start.
+    Migrations are used only for upgrades, because importing Alembic takes longer than the rest of a first start.
     """
     _set_application_id(connection)
     metadata.create_all(connection)
@@ -178,7 +178,7 @@ def create_tables(connection: Connection) -> None:
 
 
 def migrate(connection: Connection, revision: str = "head") -> None:
-    """Upgrade the schema of an earlier version, to this version's or a revision before it, in the open transaction."""
+    """Upgrade an earlier schema to this version's, or to a given earlier revision, in the open transaction."""
     logging.getLogger("alembic").setLevel(logging.WARNING)  # before the import, which logs
     from alembic import command  # noqa: PLC0415  slow to import, needed only for an outdated schema
     from alembic.config import Config  # noqa: PLC0415  as above
@@ -191,13 +191,13 @@ def migrate(connection: Connection, revision: str = "head") -> None:
 
 
 def _set_application_id(connection: Connection) -> None:
-    """Mark an SQLite file as a history."""
+    """Mark an SQLite file as a history database."""
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
 
 
 def check_after_unclean_stop(engine: Engine, path: Path) -> None:
-    """Check the integrity of a database whose last writer was killed: it left a write-ahead log.
+    """Check the integrity of a database whose last writer was killed and left a write-ahead log.
 
     Raises:
         DatabaseError: the database is corrupt.

@@ -1,4 +1,4 @@
-"""Tables of plugins in the history database, beside those of gpuenergyd."""
+"""Tables of plugins in the history database, next to those of gpuenergyd."""
 
 from pathlib import Path
 
@@ -12,12 +12,12 @@ from gpuenergyd.store.schema import metadata
 
 
 def open_plugin_tables(path_or_url: str | Path, tables: MetaData, *, busy_timeout_s: float) -> Engine:
-    """Return an engine of the history database with a plugin's tables, which are created where they are missing.
+    """Return an engine of the history database with a plugin's tables, which are created if missing.
 
     A plugin upgrades its own tables.
 
     Raises:
-        StoreError: the database belongs to something else, or a table has the name of one of gpuenergyd.
+        StoreError: the database belongs to another program, or a table has the name of one of gpuenergyd's.
         OSError: the folder of an SQLite file cannot be created.
         sqlalchemy.exc.SQLAlchemyError: the database fails.
     """

@@ -1,7 +1,7 @@
 """Reads the database: `SELECT` statements, value conversion and schema state.
 
-Statements are written once, in SQL that SQLite and PostgreSQL both understand. Columns come back by name, instants as
-timezone-aware UTC datetimes and booleans as bool.
+Statements are written once, in SQL that SQLite and PostgreSQL both understand. Columns are returned by name, instants
+as timezone-aware UTC datetimes and booleans as bool.
 """
 
 import json
@@ -22,10 +22,10 @@ SCHEMA_REVISION = "0016"
 """The latest revision in migrations/; revision numbers sort as text."""
 
 OLDEST_REVISION = "0006"
-"""The revision of 0.1.0, the oldest in migrations/: databases of earlier versions cannot be upgraded."""
+"""The revision of 0.1.0, the oldest in migrations/; databases of earlier versions cannot be upgraded."""
 
 APPLICATION_ID = 0x6745_6E72
-"""SQLite's application_id of history files: it identifies a foreign database before anything is written to it."""
+"""SQLite application_id of history files; any other id identifies a foreign database before anything is written."""
 
 INSTANTS = frozenset(
     {
@@ -42,10 +42,10 @@ _TEXTS = frozenset(
         *("reason", "end_reason", "outcome_reason", "before", "after", "zone", "source"),
     }
 )
-"""The columns with text that users or other programs have chosen: earlier versions stored any characters."""
+"""The columns with text chosen by users or other programs; earlier versions stored any characters."""
 
 Row: TypeAlias = Any
-"""One row, its columns as attributes."""
+"""One row, with its columns as attributes."""
 
 Record = TypeVar("Record", bound="DataclassInstance")
 
@@ -70,12 +70,12 @@ class SchemaState(StrEnum):
 class Reader:
     """An open read connection.
 
-    SQLite files are read with the standard library, since importing SQLAlchemy doubles the start of a report; the
-    writer's own transaction and servers through SQLAlchemy (`store.database.reader_of`).
+    SQLite files are read with the standard library, because importing SQLAlchemy doubles the start-up time of a report.
+    The writer's own transaction and servers are read through SQLAlchemy (`store.database.reader_of`).
     """
 
     def __init__(self, fetch: Fetch, *, is_server: bool = False) -> None:
-        """Read through `fetch`, from an SQLite file or from a PostgreSQL server."""
+        """Read through `fetch`, from an SQLite file or a PostgreSQL server."""
         self._fetch = fetch
         self._is_server = is_server
 
@@ -85,7 +85,7 @@ class Reader:
         return self._is_server
 
     def tables(self) -> frozenset[str]:
-        """Return the names of the tables, without views; also of tables that this user may not read."""
+        """Return the names of the tables without views, including tables that this user may not read."""
         of_server = "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
         of_file = "SELECT name FROM sqlite_master WHERE type = 'table'"
         _, rows = self._fetch(of_server if self._is_server else of_file, {})
@@ -96,7 +96,7 @@ class Reader:
         return None if self._is_server else int(self._fetch("PRAGMA application_id", {})[1][0][0])
 
     def in_condition(self, column: str, values: Sequence[str]) -> Mapping[str, object]:
-        """Return the condition that a column has one of many values, in the form of `where`."""
+        """Return the condition that a column has one of many values, in the format of `where`."""
         if self._is_server:
             return {f"{column} = ANY(?)": list(values)}
         in_list = f"{column} IN (SELECT value FROM json_each(?))"  # noqa: S608  a column name of the schema
@@ -112,7 +112,7 @@ class Reader:
         order_by: str = "",
         limit: int | None = None,
     ) -> list[Row]:
-        """Return rows; `where` maps conditions with one `?` each to their values, a condition with None is left out."""
+        """Return rows; `where` maps conditions with one `?` each to values; conditions with value None are left out."""
         names, rows = self._rows(columns, table, where, group_by=group_by, order_by=order_by, limit=limit)
         return [SimpleNamespace(**dict(zip(names, row, strict=True))) for row in rows]
 
@@ -131,7 +131,7 @@ class Reader:
         group_by: str = "",
         order_by: str = "",
     ) -> Sequence[Sequence[Any]]:
-        """Return rows as plain tuples: faster for thousands of rows."""
+        """Return rows as plain tuples, which is faster for thousands of rows."""
         return self._rows(columns, table, where, group_by=group_by, order_by=order_by)[1]
 
     def _rows(
@@ -165,7 +165,7 @@ class Reader:
             return names, rows
         read_columns: list[Sequence[Any]] = list(zip(*rows, strict=True))
         for k, read in reads.items():
-            # Convert each distinct value once: rows share their hours, and booleans have two values.
+            # Convert each distinct value once, because rows share their hours, and booleans have two values.
             converted = {stored: read(stored) for stored in set(read_columns[k])}
             read_columns[k] = [converted[stored] for stored in read_columns[k]]
         return names, list(zip(*read_columns, strict=True))
@@ -203,7 +203,7 @@ def epoch_us(at: datetime) -> int:
 
 
 def instant_from_us(stored_us: Any | None) -> datetime | None:
-    """Return the instant that is stored as microseconds since 1970."""
+    """Return the instant stored as microseconds since 1970."""
     return None if stored_us is None else _EPOCH + timedelta(microseconds=int(stored_us))
 
 
@@ -214,7 +214,7 @@ def short_message(error: Exception) -> str:
 
 
 def column_names(kind: "type[DataclassInstance]") -> tuple[str, ...]:
-    """Return the column names that the fields of a dataclass stand for."""
+    """Return the column names for the fields of a dataclass."""
     return tuple(field.name for field in fields(kind))
 
 

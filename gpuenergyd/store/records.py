@@ -1,4 +1,4 @@
-"""The values that are written to the history; queries return some of them again."""
+"""The values written to the history; queries return some of them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ MAX_REASON_CHARS = 1024
 
 
 def pipeline_id_of(leader_job_id: str) -> str:
-    """Return the id of the estimate and targets of a pipeline across hosts, of which only members are jobs."""
+    """Return the id for the estimate and targets of a whole pipeline across hosts, whose jobs are only its members."""
     return f"{leader_job_id}-whole"
 
 
@@ -54,13 +54,13 @@ class JobEndRecord:
     ended_at: datetime
     end_reason: str
     outcome: str = ""
-    """The kind of the job's outcome; empty if unknown."""
+    """Kind of the job's outcome; empty if unknown."""
     outcome_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class JobResumedRecord:
-    """A job that was recorded as ended continues: a restarted daemon took it over."""
+    """A job recorded as ended continues, because a restarted daemon took it over."""
 
     job_id: str
 
@@ -77,7 +77,7 @@ class RankRecord:
     uid: int
     joined_at: datetime
     stage_rank: int = 0
-    """Number of the rank among the tensor-, context- and expert-parallel ranks of its stage."""
+    """Index of the rank among the tensor-, context- and expert-parallel ranks of its stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +102,11 @@ class IterationRecord:
 
 @dataclass(frozen=True, slots=True)
 class EstimateRecord:
-    """The daemon's newest estimate of what a job's plans save; replaces the one before."""
+    """The daemon's newest estimate of what a job's plans save; it replaces the previous one."""
 
     job_id: str
     since_iteration: int
-    """The first iteration that counts: earlier ones ran before the job changed."""
+    """First iteration included; earlier ones ran before the job changed."""
     baseline_time_s: float
     baseline_energy_j: float | None
     iteration_time_s: float | None
@@ -120,14 +120,14 @@ class EstimateRecord:
     slowdown_low_ratio: float | None
     slowdown_high_ratio: float | None
     cost_s: float | None = None
-    """Time that the daemon has cost the job's training so far; None if that is not counted."""
+    """Time that the daemon has cost the job's training; None if not measured."""
     cost_ratio: float | None = None
     num_experiments: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
-    """A plan that was issued to the ranks of a job; the same plan may be issued more than once."""
+    """A plan issued to the ranks of a job; the same plan may be issued more than once."""
 
     job_id: str
     plan_epoch: int
@@ -137,8 +137,8 @@ class PlanRecord:
 
 
 ORDER_ADVICE, SLOWDOWN_ADVICE = "order_advice", "slowdown_advice"
-"""Actions of entries with advice about the order of instructions and on the permitted slowdown: reports show the newest
-of each."""
+"""Actions of log entries with advice about the instruction order and the permitted slowdown; reports show the newest of
+each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +159,9 @@ class RollupRecord(NamedTuple):
     """Energy, power and clock of one GPU in one time bucket for one job; an empty `job_id` means idle.
 
     `energy_j` was measured during `measured_s`, `estimated_j` estimated during `estimated_s`; for `missing_s` there is
-    no reading. `assumed_host_j` is the GPU's share of the energy assumed for the rest of its host, None without any and
-    in one-second buckets, which are packed by minute. A named tuple, because a dataclass takes four times as long to
-    create and reports read thousands of these.
+    no reading. `assumed_host_j` is the GPU's share of the energy assumed for the rest of its host. It is None if there
+    is none, and in one-second buckets, which are packed by minute. This is a named tuple, because creating a dataclass
+    takes four times as long, and reports read thousands of these.
     """
 
     bucket_s: int
@@ -199,7 +199,7 @@ class HostRollupRecord:
 class SampleRecord:
     """One raw sample of one GPU; `total_energy_j` is the energy counter at its latest update.
 
-    Values that are read back are rounded to the resolution of the packed series.
+    Values read back are rounded to the resolution of the packed series.
     """
 
     gpu_uuid: str
@@ -231,7 +231,7 @@ class IntensityRecord:
 
 @dataclass(frozen=True, slots=True)
 class EstimatesWithdrawn:
-    """Deletes the stored estimates of a carbon signal: the provider has said that they are made up."""
+    """Deletes the stored estimates of a carbon signal, because the provider has declared them fictitious."""
 
     signal: CarbonSignal
 
@@ -266,7 +266,7 @@ class TargetRecord:
 
 @dataclass(frozen=True, slots=True)
 class PastJobRecord:
-    """What a job left for later ones, by its key `signature`; an empty `model` deletes it."""
+    """Data that a job leaves for later jobs, under its key `signature`; an empty `model` deletes it."""
 
     signature: str
     job_id: str
@@ -295,7 +295,7 @@ Record = (
 
 
 def merge_rollups(parts: Sequence[RollupRecord]) -> RollupRecord:
-    """Return the sum of several rollups of one bucket: a job may leave a GPU and return within it."""
+    """Return the sum of several rollups of one bucket, since a job may leave a GPU and return within it."""
     if len(parts) == 1:
         return parts[0]
     return parts[0]._replace(

@@ -118,7 +118,7 @@ estimates = Table(
     Column("num_experiments", Integer),
     sqlite_with_rowid=False,
 )
-"""The newest estimate of what each job's plans save, as the daemon shows it; absent for jobs of version 0.1."""
+"""The daemon's newest estimate of what each job's plans save; absent for jobs of version 0.1."""
 
 iteration_spans = Table(
     "iteration_spans",
@@ -203,7 +203,7 @@ host_rollups = Table(
     Column("host", String(256), primary_key=True, server_default=""),
     sqlite_with_rowid=False,
 )
-"""Energy of the processors and memory of a host by RAPL domain; never attributed to a job."""
+"""Energy of a host's processors and memory by RAPL domain; never attributed to a job."""
 
 gpu_hosts = Table(
     "gpu_hosts",
@@ -213,7 +213,7 @@ gpu_hosts = Table(
     Column("seen_at", UtcInstant, nullable=False),
     sqlite_with_rowid=False,
 )
-"""The host of each GPU, recorded when its daemon starts: many hosts may share one history."""
+"""The host of each GPU, recorded when its daemon starts, because many hosts may share one history."""
 
 gpu_series = Table(
     "gpu_series",
@@ -302,5 +302,5 @@ models = Table(
     Column("learned_at", UtcInstant, nullable=False),
     Column("model", LargeBinary, nullable=False),
 )
-"""What jobs left for later ones; `daemon.jobs.past_jobs` encodes `model`. Versions up to 0.3.0 also stored measurements
-of whole runs, which are not read any more and expire."""
+"""Data that jobs leave for later jobs; `daemon.jobs.past_jobs` encodes `model`. Versions up to 0.3.0 also stored
+measurements of whole runs, which are no longer read and expire."""

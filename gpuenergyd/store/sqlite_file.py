@@ -1,4 +1,4 @@
-"""Reads SQLite files with the standard library only: without SQLAlchemy a report starts in half the time."""
+"""Reads SQLite files with the standard library only, because without SQLAlchemy a report starts in half the time."""
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,9 +33,9 @@ def reading_file(path: Path, *, has_no_writer: bool = False) -> Iterator[Reader]
 
 
 def connect_read_only(path: Path, *, has_no_writer: bool = False) -> sqlite3.Connection:
-    """Connect to an SQLite file; without a writer, not even the files are created that SQLite keeps beside it."""
-    # In a read-only folder SQLite cannot create the files that WAL mode needs. Without a -wal file nobody is writing,
-    # and the database file can be read on its own.
+    """Connect to an SQLite file; without a writer, SQLite's auxiliary files are not created either."""
+    # In a read-only folder SQLite cannot create the files that WAL mode needs. If there is no -wal file, there is no
+    # writer, and the database file can be read on its own.
     uri = f"file:{quote(str(path.absolute()))}?mode=ro"
     if has_no_writer and not path.with_name(path.name + "-wal").exists():
         return sqlite3.connect(uri + "&immutable=1", uri=True, check_same_thread=False)
@@ -54,7 +54,7 @@ def connect_read_only(path: Path, *, has_no_writer: bool = False) -> sqlite3.Con
 
 
 def plain_sqlite_path(path_or_url: str | Path) -> Path | None:
-    """Return the path that a path or a plain `sqlite:///` URL names, None for any other URL."""
+    """Return the path given as a path or a plain `sqlite:///` URL, None for any other URL."""
     if isinstance(path_or_url, Path) or "://" not in path_or_url:
         return Path(path_or_url)
     name = path_or_url.removeprefix("sqlite:///")

@@ -1,8 +1,9 @@
 """Adapter for loops that replay one CUDA graph per iteration: `attach(graph, job="gpt-1.3b")`.
 
-Each replay is an iteration with one clock, as nobody can act inside; the processes of one host replay together and have
-the same clock. The graph may have been captured before or is captured later. A pipeline schedule that is captured after
-`torch_pipelining.attach` has more: a timetable of clocks in each replay, see docs/how-to/captured-graphs.md.
+Each replay is an iteration at one clock, since clocks cannot be changed inside a replay. The processes of a host replay
+together and use the same clock. It does not matter whether the graph is captured before or after. A pipeline schedule
+that is captured after `torch_pipelining.attach` gets more: a timetable of clocks for each replay, see
+docs/how-to/captured-graphs.md.
 """
 
 import logging
@@ -22,7 +23,7 @@ logger = logging.getLogger("gpuenergyd.trainers")
 
 
 class GraphHandle:
-    """An attached graph; `detach` lets it be replayed alone again. Without a client, a graph that was not attached."""
+    """An attached graph, until `detach`; without a client, a graph that could not be attached."""
 
     def __init__(
         self, graph: Any = None, client: RankClient | None = None, graphs: CapturedGraphs | None = None
@@ -45,7 +46,7 @@ class GraphHandle:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the first rank of the training, which speaks to the user."""
+        """Whether this is the first rank of the training; only that rank prints messages to the user."""
         return self._client is not None and self._client.is_first
 
     @property
@@ -54,7 +55,7 @@ class GraphHandle:
         return self._client.total_errors if self._client is not None else 0
 
     def pause(self) -> None:
-        """Mark a pause after a replay (evaluation, checkpoint), so that it does not count into the iteration."""
+        """Mark a pause after a replay (evaluation, checkpoint), so that its time is not counted in the iteration."""
         if self._client is not None:
             self._client.pause()
 
@@ -97,10 +98,10 @@ def attach(
     max_slowdown_ratio: float | None = None,
     device: EventDevice | None = None,
 ) -> GraphHandle:
-    """Have each replay of a graph count as an iteration of a job, and return a handle that undoes it.
+    """Count each replay of a graph as an iteration of a job, and return a handle that undoes this.
 
-    Without a daemon or a CUDA device in use, the graph is replayed as before, with one warning in the log. A graph that
-    is attached already keeps its handle, which is returned.
+    Without a daemon, or if no CUDA device is in use, the graph is replayed as before, with one warning in the log. For
+    a graph that is already attached, its handle is returned.
 
     Args:
         graph: the `torch.cuda.CUDAGraph` that is replayed once per iteration, captured or not.
@@ -127,7 +128,7 @@ def attach(
             gpu_uuid=find_gpu_uuid(gpu_uuid),
             schedule_name=LOOP_SCHEDULE,
             num_microbatches=1,
-            # Ranks of one stage run each instruction together and follow one plan, each on its GPU.
+            # The ranks of one stage run each instruction together and follow one plan, each on its own GPU.
             stage_rank=rank if is_on_one_host else 0,
             num_stage_ranks=world_size if is_on_one_host else 1,
             dp_rank=0 if is_on_one_host else rank,
@@ -143,7 +144,7 @@ def attach(
         )
         handle = GraphHandle(graph, client, found.graphs)
         _attached.add(graph, handle)
-    except Exception as error:  # noqa: BLE001  the program must train on unchanged
+    except Exception as error:  # noqa: BLE001  training must continue unchanged
         return _not_attached(job, repr(error))
     return handle
 

@@ -1,9 +1,9 @@
 """Adapter for DeepSpeed's PipelineEngine: `attach(engine, job="gpt")` on every rank, before the first `train_batch`.
 
-The engine looks up its instructions in `self._INSTRUCTION_MAP`; a copy on the instance wraps forward and backward.
-Commands carry a buffer, not a microbatch, so microbatches are counted from zero in each batch. The loss is part of the
-last stage's forward. A `train_batch` is an iteration, an `eval_batch` is not. The DualPipeV engine counts differently
-and is not supported. Tested with DeepSpeed 0.19 on CPU.
+The engine looks up its instructions in `self._INSTRUCTION_MAP`; the adapter gives the instance a copy in which forward
+and backward are wrapped. The engine's commands name a buffer, not a microbatch, so microbatches are counted from zero
+in each batch. The loss is part of the last stage's forward. A `train_batch` is an iteration, an `eval_batch` is not.
+The DualPipeV engine is not supported, as it counts differently. Tested with DeepSpeed 0.19 on CPU.
 """
 
 from functools import partial
@@ -83,8 +83,8 @@ class EngineHandle(Handle):
 def attach(engine: Any, *, job: str | None = None, **options: Unpack[JoinKeywords]) -> Handle:
     """Attach a PipelineEngine to the daemon and return a handle that undoes it.
 
-    The place of the rank comes from the engine's grid: the ranks of an axis "model" are those of one stage and follow
-    one plan. Options are those of `torch_pipelining.attach`. An engine that is not supported runs unchanged, with one
+    The rank's place comes from the engine's grid: the ranks along an axis "model" belong to one stage and follow one
+    plan. The options are those of `torch_pipelining.attach`. An engine that is not supported runs unchanged, with one
     warning in the log.
     """
     return join(
@@ -116,7 +116,7 @@ def _describe(engine: Any, known: Place | None) -> PipelineRank:
 
 
 def _expert_ranks(engine: Any) -> set[int]:
-    """Return the global ranks of this process's largest expert-parallel group; none without experts."""
+    """Return the global ranks of this process's largest expert-parallel group; empty without experts."""
     if not getattr(engine, "has_moe_layers", False):
         return set()
     import torch.distributed as dist  # noqa: PLC0415  loaded already by DeepSpeed

@@ -1,6 +1,6 @@
 """Adapter for the Hugging Face Trainer: `Trainer(..., callbacks=[gpuenergy_callback("bert")])`.
 
-Phases of each optimizer step have clocks of their own, one GPU per process. Evaluation and saving do not count.
+Each phase of an optimizer step has its own clock, with one GPU per process. Evaluation and saving are not counted.
 Works with any setup of Accelerate. Tested with transformers 5 on CPU.
 """
 

@@ -1,6 +1,6 @@
 """Adapter for Lightning: `Trainer(callbacks=[gpuenergy_callback("resnet")])`.
 
-Phases of each batch have clocks of their own, one GPU per process. Sanity checks, validation and checkpoints do not
+Each phase of a batch has its own clock, with one GPU per process. Sanity checks, validation and checkpoints do not
 count as iterations. Tested with lightning 2.6 on CPU.
 """
 

@@ -1,6 +1,6 @@
 """Adapter for plain training loops: `for batch in iterations(loader, job="resnet"):`.
 
-Loops that mark nothing are joined by `gpuenergyd run`, from their optimizer steps.
+Loops that mark no iterations are joined by `gpuenergyd run`, which finds the iterations from optimizer steps.
 """
 
 import logging
@@ -20,9 +20,9 @@ logger = logging.getLogger("gpuenergyd.trainers")
 
 T = TypeVar("T")
 _STEPS_BEFORE_JOINING = 2
-"""A program that marks its iterations has joined by then."""
+"""By this step, a program that marks its iterations has joined."""
 _LAST_STEP_TO_JOIN = 16
-"""A program that has used no GPU by then will not."""
+"""A program that has not used a GPU by this step will not use one."""
 
 
 def iterations(
@@ -35,9 +35,10 @@ def iterations(
     max_slowdown_ratio: float | None = None,
     phases: bool = True,
 ) -> Iterator[T]:
-    """Yield the batches; the body of the loop is one iteration, without loading the next batch.
+    """Yield the batches; each run of the loop's body is an iteration, without the time to load the next batch.
 
-    For loops on one GPU, with DistributedDataParallel or with FSDP; one GPU per process. Options: see `gpuenergyd.job`.
+    For loops on one GPU, with DistributedDataParallel or with FSDP; one GPU per process. For options see
+    `gpuenergyd.job`.
     """
     with gpuenergyd.job(
         job,
@@ -53,7 +54,7 @@ def iterations(
 
 
 class StepMarks:
-    """Iterations of a loop that a framework runs, marked from its callbacks."""
+    """Marks the iterations of a loop that a framework runs, from the callbacks of the framework."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class StepMarks:
         self._iteration: AbstractContextManager[None] | None = None
 
     def begin(self) -> None:
-        """Begin an iteration; one that never ended is discarded."""
+        """Begin an iteration; an earlier one that did not end is discarded."""
         self._discard()
         self._iteration = self._job.iteration()
         self._iteration.__enter__()
@@ -90,7 +91,7 @@ class StepMarks:
             iteration.__exit__(None, None, None)
 
     def pause(self) -> None:
-        """Suspend the job, as for an evaluation or a checkpoint."""
+        """Suspend the job, e.g. for an evaluation or a checkpoint."""
         self._discard()
         self._job.pause()
 
@@ -106,14 +107,14 @@ class StepMarks:
 
 
 class UnmarkedLoop:
-    """A training loop that marks nothing, joined after its first optimizer steps unless something else has joined.
+    """A training loop without marks, joined after its first optimizer steps unless something else has joined.
 
-    It leaves to what joins later on the same GPU, as a framework's trainer after a loop of the program's own. Its two
-    hooks stay for good: torch raises if a hook of optimizers adds or removes one.
+    It leaves the job if something else joins later on the same GPU, e.g. a framework's trainer after the program's own
+    loop. Its two hooks are never removed: torch raises if an optimizer hook adds or removes a hook.
     """
 
     def __init__(self, optimizers: Any) -> None:
-        """Watch the optimizers of `torch.optim.optimizer`."""
+        """Watch all optimizers, through the hooks of `torch.optim.optimizer`."""
         self._num_steps = 0
         self._is_decided = self._is_reported = False
         self._cycle = StepCycle()

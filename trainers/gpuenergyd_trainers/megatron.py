@@ -1,14 +1,15 @@
 """Adapter for Megatron-core: `attach(config, job="gpt", num_microbatches=32)`.
 
 Call it on every rank before the first iteration, with the configuration of the model, or of its first chunk.
-Instructions are marked at Megatron's own step functions (`megatron_steps`), which name their microbatch and chunk;
-`config.timers`, which is replaced by timers that forward each call to the original ones, marks the whole step. A step
-without a backward is an evaluation. The order is the one of Megatron's schedule table: 1F1B, interleaved 1F1B with
-virtual stages, or combined 1F1B, in which a forward and a backward overlap (`overlap_moe_expert_parallel_comm`) and
-are planned as one instruction. It is checked after every iteration. While the batch size is ramped up, the number of
-microbatches is read from Megatron's calculator before each step, and the rank registers the order of the new number.
+Instructions are marked at Megatron's own step functions (`megatron_steps`), whose arguments name microbatch and chunk.
+The whole step is marked by `config.timers`, which is replaced by timers that forward each call to the original ones. A
+step without a backward is an evaluation. The expected order is that of Megatron's schedule table: 1F1B, interleaved
+1F1B with virtual stages, or combined 1F1B, in which a forward and a backward overlap
+(`overlap_moe_expert_parallel_comm`) and are planned as one instruction. The order is checked after every iteration.
+While the batch size is ramped up, the number of microbatches is read from Megatron's calculator before each step, and
+when it changes, the rank registers the order for the new number.
 
-Megatron's own timers, while enabled, synchronise the device at every start and stop: times and savings then differ
+Megatron's own timers, while enabled, synchronise the device at every start and stop, so times and savings then differ
 from those of a normal run. Tested with megatron-core 0.16 on CPU, with CUDA calls replaced.
 """
 
@@ -34,7 +35,7 @@ _REORDER_REFUSAL = (
 
 
 class ConfigHandle(Handle):
-    """A Megatron configuration whose steps and instructions are marked."""
+    """An attached Megatron configuration: its steps and instructions are marked."""
 
     def __init__(self, config: Any, num_microbatches: int, rank: OrderedRank) -> None:
         import torch  # noqa: PLC0415  loaded already by the caller
@@ -54,7 +55,7 @@ class ConfigHandle(Handle):
 
     @property
     def is_attached(self) -> bool:
-        """Whether the configuration is wrapped and the rank runs the registered instruction order."""
+        """Whether the configuration is wrapped and the rank runs its instructions in the registered order."""
         return super().is_attached and self._config.timers == self.timers
 
     def detach(self) -> None:
@@ -64,15 +65,16 @@ class ConfigHandle(Handle):
         super().detach()
 
     def timers(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Return the timer of a name; Megatron calls this as `config.timers`."""
+        """Return the timer with a name; Megatron calls this as `config.timers`."""
         original = self._original_timers(name, *args, **kwargs) if self._original_timers is not None else None
         return _StepTimer(self, name, original) if name == _STEP or original is None else original
 
     def begin_step(self) -> None:
-        """Mark the begin of a step."""
+        """Mark the beginning of a step."""
         if self._is_in_step:  # the previous step raised
             self._active_rank.fail_step()
-        # Megatron's own evaluations run without gradients; another one shows at its end that it has no backwards.
+        # Megatron's own evaluations run without gradients; others are recognised at their end, as they ran no
+        # backwards.
         self._is_evaluation = not self._is_grad_enabled()
         if self._is_evaluation:
             self._active_rank.pause()
@@ -134,10 +136,11 @@ def attach(
 ) -> Handle:
     """Attach a model's ModelParallelConfig to the daemon and return a handle that undoes it.
 
-    The place of the rank comes from Megatron's parallel state by default: tensor-, context- and expert-parallel ranks
-    of a stage follow one plan. Where there is no parallel state, give `pp_rank`, `num_pp_ranks` and `dp_rank`, and of
-    several ranks per stage also `tp_rank` and `num_tp_ranks`. Other options as in `torch_pipelining.attach`. With a
-    configuration that is not supported, training continues unchanged, with one warning in the log.
+    By default the place of the rank comes from Megatron's parallel state: the tensor-, context- and expert-parallel
+    ranks of a stage follow one plan. If there is no parallel state, `pp_rank`, `num_pp_ranks` and `dp_rank` are needed,
+    and with several ranks per stage also `tp_rank` and `num_tp_ranks`. The other options are those of
+    `torch_pipelining.attach`. If a configuration is not supported, training continues unchanged, with one warning in
+    the log.
     """
 
     def find_place() -> Place:
@@ -181,10 +184,10 @@ def is_attached(config: Any) -> bool:
 
 
 def planned_schedule(config: Any, num_pp_ranks: int, num_microbatches: int) -> Schedule:
-    """Return the order in which Megatron's schedules run the instructions of a configuration.
+    """Return the order in which Megatron's schedules run the instructions for a configuration.
 
     Raises:
-        ScheduleError: Megatron does not run these sizes.
+        ScheduleError: Megatron's schedule does not support this number of ranks, microbatches or chunks.
     """
     num_chunks = int(getattr(config, "virtual_pipeline_model_parallel_size", None) or 1) if num_pp_ranks > 1 else 1
     group_size = getattr(config, "microbatch_group_size_per_vp_stage", None) or num_pp_ranks
@@ -212,7 +215,7 @@ _CALCULATOR = "megatron.core.num_microbatches_calculator"
 
 
 def calculated_microbatches() -> int | None:
-    """Return the number of microbatches of the next step; None in a program without Megatron's calculator."""
+    """Return the number of microbatches of the next step; None if the program does not use Megatron's calculator."""
     module = sys.modules.get(_CALCULATOR)
     try:
         return int(module.get_num_microbatches()) if module is not None else None
@@ -221,10 +224,10 @@ def calculated_microbatches() -> int | None:
 
 
 class MicrobatchRampUp:
-    """Changes a rank's registered order with the number of microbatches.
+    """Changes a rank's registered order when the number of microbatches changes.
 
-    The calculator is followed if it gives the registered number at the start. Numbers that Megatron's schedule does not
-    run are not: the check of the order then ends the plans.
+    The calculator is used only if it gives the registered number at the start. If it gives a number that Megatron's
+    schedule does not support, it is not used any more; the check of the order then ends the plans.
     """
 
     def __init__(self, rank: OrderedRank, num_microbatches: int) -> None:
@@ -233,7 +236,7 @@ class MicrobatchRampUp:
         self._is_followed = calculated_microbatches() == num_microbatches and rank.can_change_microbatches
 
     def follow(self) -> None:
-        """Register again if the next step has another number of microbatches; call between two steps."""
+        """Register the new order if the next step has another number of microbatches; call between two steps."""
         now = calculated_microbatches() if self._is_followed else None
         if now is None or now == self._num_microbatches:
             return

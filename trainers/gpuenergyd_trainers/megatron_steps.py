@@ -1,9 +1,9 @@
 """Instructions of Megatron-core, marked at its own step functions.
 
-Megatron's schedules call `forward_step`, `backward_step` and, where a forward overlaps with the backward of another
-microbatch, `combined_forward_backward_step`. A forward's arguments name its microbatch and its chunk (`vp_stage`); its
-output keeps both, which names the backward. The functions contain computation, the loss, and no communication with
-other stages; combined ones may wait for their inputs first, and are marked from then on.
+Megatron's schedules call `forward_step`, `backward_step` and, if a forward overlaps with the backward of another
+microbatch, `combined_forward_backward_step`. The arguments of a forward contain its microbatch and chunk (`vp_stage`);
+these are stored in its output, so that the backward is known too. The functions contain computation and the loss, but
+no communication with other stages. Combined ones may wait for their inputs first; they are marked from then on.
 """
 
 import importlib
@@ -21,13 +21,13 @@ from gpuenergyd_trainers.joining.handle import Call, WrappedAttribute
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 _COMBINED = "megatron.core.pipeline_parallel.combined_1f1b"
 _FORWARD_OF_OUTPUT = "gpuenergyd_forward"
-"""Attribute of a forward's output: its microbatch and chunk."""
+"""Attribute of a forward's output that stores its microbatch and chunk."""
 _UNKNOWN = (-1, 0)
-"""Microbatch and chunk that are in no order, so that the rank stops following plans."""
+"""A microbatch and chunk that occur in no order, so that the rank stops following plans."""
 
 
 def require_step_functions(*, is_interleaved: bool, is_combined: bool) -> None:
-    """Check that this version of Megatron-core has the functions that are marked, with the arguments that are read.
+    """Check that this version of Megatron-core has the functions to mark, with the arguments that are read from them.
 
     Raises:
         UsageError: a function or an argument is missing; the message names it.
@@ -43,7 +43,7 @@ def require_step_functions(*, is_interleaved: bool, is_combined: bool) -> None:
 def wrap_step_functions(
     config: Any, client: RankClient, *, is_combined: bool, on_backward: Callable[[], None]
 ) -> list[WrappedAttribute]:
-    """Mark the instructions that Megatron runs with this configuration; those of other configurations pass through.
+    """Mark the instructions that Megatron runs with this configuration; those of other configurations stay unmarked.
 
     Args:
         config: the configuration.
@@ -156,7 +156,7 @@ class _BeginAfterInputs:
         return wait_and_begin
 
     def if_ready(self) -> None:
-        """Begin the instruction unless an input is awaited."""
+        """Begin the instruction if all inputs have arrived."""
         if self._num_awaited == 0:
             self.slot = self._client.begin_instruction(*self._key)
 
@@ -174,7 +174,7 @@ def _require(module_name: str, name: str, arguments: list[str]) -> None:
 
 
 def _readers(step: Call, *names: str) -> list[Callable[[tuple[Any, ...], dict[str, Any]], Any]]:
-    """Return for each argument of a function a function that reads it from a call; None if it is not given."""
+    """Return for each name a function that reads that argument from a call of `step`; it returns None if not given."""
     parameters = list(inspect.signature(step).parameters)
 
     def reader(name: str) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
@@ -198,7 +198,7 @@ def _combined_key(forward: tuple[int, int] | None, backward: tuple[int, int] | N
 
 
 def _name_output(result: Any, forward: tuple[int, int]) -> None:
-    """Name a forward's output, the first item of a step's result; Megatron passes the same object to the backward."""
+    """Store microbatch and chunk in a forward's output, the first item of the result; the backward gets this object."""
     with suppress(AttributeError, TypeError, IndexError):
         setattr(_first(result[0]), _FORWARD_OF_OUTPUT, forward)
 

@@ -1,12 +1,12 @@
 """Times instructions that a program replaces by its own functions, with `schedule.register_custom_function`.
 
 torch's runtime keeps these functions by computation type in a private dictionary and calls `function(action, context)`
-in place of its own code, as torchtitan's graph pipelines have it. A dictionary in its place marks each call, whenever
-the function was registered; the function itself stays as it is.
+instead of its own code; torchtitan's graph pipelines use this. Here the dictionary is replaced by one that marks each
+call, whenever the function was registered; the function itself is not changed.
 
-A function may call the stages' own methods, which are marked already. Hence its first call with each stage, in the step
-that does not count as an iteration, only shows whether it does. Otherwise the instruction begins once the function has
-waited for what it receives: a last entry in the list of transfers marks that instant.
+A function may call the stage's own methods, which are marked already. So its first call for each stage, in the step
+that does not count as an iteration, is only used to find out whether it does. If not, the instruction begins once the
+function has received its inputs: an entry added to the end of its list of transfers marks that time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,32 +17,32 @@ from gpuenergyd.client.timing.recorder import NOT_RECORDED
 
 _FUNCTIONS = "_comp_type_to_function_map"
 _RECEIVED = {"F": "fwd_recv_ops", "B": "bwd_recv_ops", "I": "bwd_recv_ops", "W": "bwd_recv_ops"}
-"""The schedule's pending transfers that an instruction waits for, by kind: lists by stage and microbatch."""
+"""By kind, the schedule's pending transfers that an instruction waits for: lists by stage and microbatch."""
 _OVERLAP = "OVERLAP_F_B"
 
 Function = Callable[[Any, Any], None]
 
 
 class RegisteredFunctions:
-    """The functions of a schedule, marked until `undo`; nothing where torch has no such functions."""
+    """The functions registered with a schedule, marked until `undo`; does nothing if torch has no such functions."""
 
     def __init__(
         self, schedule: Any, stages: Sequence[Any], client: RankClient, num_stage_calls: Callable[[], int]
     ) -> None:
-        """Take the place of the schedule's functions; `num_stage_calls` counts marked calls of the stages' methods."""
+        """Replace the schedule's functions; `num_stage_calls` counts the marked calls of the stages' methods."""
         self._schedule = schedule
         self._client = client
         self._num_stage_calls = num_stage_calls
         self._chunks = {int(stage.stage_index): chunk for chunk, stage in enumerate(stages)}
         self._calls_stage: dict[tuple[Function, int], bool] = {}
         self.obstacle = ""
-        """Why instructions of this schedule cannot be told apart; empty if they can."""
+        """Why the instructions of this schedule cannot be followed; empty if they can."""
         functions = getattr(schedule, _FUNCTIONS, None)
         if isinstance(functions, dict):
             setattr(schedule, _FUNCTIONS, _MarkedFunctions(functions, self._marked))
 
     def undo(self) -> bool:
-        """Give the schedule its plain dictionary back; return False if the program has replaced it."""
+        """Give the schedule a plain dictionary again; return False if the program has replaced ours."""
         functions = getattr(self._schedule, _FUNCTIONS, None)
         if not isinstance(functions, _MarkedFunctions):
             return False
@@ -81,12 +81,12 @@ class RegisteredFunctions:
             if not mark.is_reached:
                 if isinstance(pending, dict) and place not in pending:
                     self.obstacle = "its own functions do not wait for what they receive as torch's do"
-                mark.wait()  # else it left the instruction out, as a weight gradient that does the whole backward
+                mark.wait()  # else it skipped the instruction, e.g. if the weight gradient does the whole backward
             self._client.end_instruction(mark.slot)
 
 
 class _Begin:
-    """The begin of an instruction, in the form of a transfer that is awaited last."""
+    """The beginning of an instruction, in the form of a transfer that is awaited after all others."""
 
     def __init__(self, client: RankClient, kind: str, microbatch_index: int, chunk_index: int) -> None:
         self._client = client
@@ -102,7 +102,7 @@ class _Begin:
 
 
 class _MarkedFunctions(dict[Any, Function]):
-    """A schedule's functions by computation type; a look-up returns the function with marks around its call."""
+    """The functions of a schedule by computation type; a look-up returns the function with its call marked."""
 
     def __init__(self, functions: Mapping[Any, Function], marked: Callable[[str, Function], Function]) -> None:
         super().__init__(functions)

@@ -1,12 +1,12 @@
 """1F1B with extra microbatches in flight for torch.distributed.pipelining: trades memory for slack.
 
 Each rank starts `extra_inflight[rank]` more forwards before its first backward than plain 1F1B does (EnvPipe, ATC'23,
-section 4.3), and holds the activations of that many more microbatches. Backwards run in the same order, so gradients
+section 4.3), and so holds the activations of that many more microbatches. Backwards run in the same order, so gradients
 are summed in the same order and losses are equal bit for bit. `gpuenergyd plan --extra-inflight auto` finds the numbers
-that save most.
+that save the most energy.
 
-Activations and gradients use separate process groups: a rank sends activations before its neighbour has posted their
-receives, and gradients must be able to overtake them. Tested on gloo, not on NCCL.
+Activations and gradients use separate process groups: a rank sends activations before its neighbour has posted the
+receives for them, and gradients must be able to overtake them. Tested on gloo, not on NCCL.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from gpuenergyd.core.pipeline.graph import InstructionKind, Schedule, one_forwar
 
 
 class Schedule1F1BExtraInflight(PipelineScheduleSingle):
-    """A replacement of torch's Schedule1F1B; `extra_inflight[r]` is for pipeline rank r, 0 for the last rank."""
+    """Replaces torch's Schedule1F1B; `extra_inflight[r]` is for pipeline rank r, and must be 0 for the last rank."""
 
     planned_schedule: Schedule
     """The instruction order of every rank, used by `torch_pipelining.attach`."""
@@ -33,10 +33,10 @@ class Schedule1F1BExtraInflight(PipelineScheduleSingle):
         loss_fn: Callable[..., Any] | None = None,
         **options: Any,
     ) -> None:
-        """Make the schedule; a collective call on all ranks of the pipeline.
+        """Make the schedule; this is a collective call, which all ranks of the pipeline must make.
 
         Raises:
-            ScheduleError: a rank would run less far ahead than the next one, which is a deadlock.
+            ScheduleError: a rank would run fewer microbatches ahead than the next one, which would be a deadlock.
         """
         self.planned_schedule = one_forward_one_backward(stage.group_size, n_microbatches, extra_inflight)
         super().__init__(stage, n_microbatches, loss_fn=loss_fn, **options)

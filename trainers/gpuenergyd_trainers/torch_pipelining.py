@@ -1,14 +1,14 @@
 """Adapter for torch.distributed.pipelining: `attach(schedule, job="gpt-1.3b")`.
 
-It wraps methods of the instances only: `step` of the schedule, for iterations; the three compute methods of each stage,
-for instructions; and the loss function on the last stage, because the loss is computed between forward and backward and
-its time belongs to the forward. Functions that the program has registered in place of these methods are marked instead
-(`torch_functions`). Receives, sends and waits are outside. The order is generated for GPipe and 1F1B
-(torch's own `pipeline_order` is wrong for the last stage of 1F1B), learned from two equal iterations for every other
-schedule, and checked after every iteration.
+It wraps methods of instances only: the schedule's `step`, for iterations; the three compute methods of each stage, for
+instructions; and, on the last stage, the loss function, since the loss is computed between forward and backward and
+its time belongs to the forward. If the program has registered functions in place of these methods, those are marked
+instead (`torch_functions`). Receives, sends and waits are not part of instructions. The order is generated for GPipe
+and 1F1B (torch's own `pipeline_order` is wrong for the last stage of 1F1B), learned from two equal iterations for all
+other schedules, and checked after every iteration.
 
 Evaluations are not reported, nor is the step after an attach or an evaluation, in which torch runs the stages once more
-to infer shapes. The adapter's own exceptions are counted and suppressed; exceptions of the model pass through.
+to infer shapes. The adapter's own exceptions are counted and suppressed; exceptions of the model are passed on.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class PipelineHandle(Handle):
     def __init__(
         self, schedule: Any, stages: Sequence[Any], rank: OrderedRank, *, memory: MicrobatchMemory | None = None
     ) -> None:
-        """Wrap the schedule's step, the stages' compute methods and the loss; `memory` where the order can change."""
+        """Wrap the schedule's step, the stages' compute methods and the loss; give `memory` if the order can change."""
         super().__init__(rank)
         self._memory = memory
         self._schedule = schedule
@@ -186,14 +186,14 @@ def attach(
         job: name of the job in reports, the same on all ranks; by default from GPUENERGYD_JOB or the program.
         stages: this rank's stages; by default those of the schedule.
         num_microbatches: microbatches per step; by default those of the schedule.
-        dp_rank: replica of the pipeline; by default from the stage's process group.
-        tp_rank: number of the rank among the tensor-, context- and expert-parallel ranks of its stage, which have
+        dp_rank: number of this replica of the pipeline; by default from the stage's process group.
+        tp_rank: number of the rank among the tensor-, context- and expert-parallel ranks of its stage, which must have
             consecutive global ranks; all of them follow one plan.
         num_tp_ranks: number of ranks of a stage.
         across_hosts: whether the pipeline's ranks are on several hosts; by default from LOCAL_WORLD_SIZE.
         options: `gpu_uuid`, `socket_path`, `run_key`, `policy`, `max_slowdown_ratio`, `timer`, `memory`,
             `allow_reorder` and `place`, see `gpuenergyd_trainers.joining.membership.JoinOptions`. A training with a
-            DeviceMesh gives `place=mesh_place(mesh)`, of `joining.place_sources`, in place of `tp_rank` and
+            DeviceMesh gives `place=mesh_place(mesh)`, from `joining.place_sources`, instead of `tp_rank` and
             `num_tp_ranks`.
     """
 
@@ -204,7 +204,7 @@ def attach(
             place = replace(place, replica=dp_rank)
         if across_hosts is not None:
             place = replace(place, is_across_hosts=across_hosts)
-        # torch keeps the number private; callers can pass it.
+        # The number is private in torch; callers can pass it instead.
         count = int(schedule._n_microbatches) if num_microbatches is None else num_microbatches  # noqa: SLF001
         planned = _planned_schedule(schedule, place.pipeline.size, count)
         return PipelineRank(
@@ -232,7 +232,7 @@ def attach(
 
 
 def _planned_schedule(schedule: Any, num_pp_ranks: int, num_microbatches: int) -> Schedule | None:
-    """Return the known order of a schedule class; None where it must be learned."""
+    """Return the order of a schedule class if it is known in advance; None if it must be learned."""
     planned = getattr(schedule, "planned_schedule", None)  # set by torch_inflight
     if isinstance(planned, Schedule):
         return planned
@@ -248,7 +248,7 @@ def _reorder_refusal(schedule: Any, stages: Sequence[Any], place: Place) -> str:
 
 
 def _memory_of(rank: OrderedRank, stage: Any, meter: MemoryMeter | None) -> MicrobatchMemory | None:
-    """Return what measures the memory of a rank whose order can change; None if it cannot, or without a meter."""
+    """Return the memory measurement of a rank; None if the rank's order cannot change, or if there is no meter."""
     if rank.client.reorder_refusal:
         return None
     if meter is None and getattr(stage.device, "type", None) == "cuda":
@@ -259,7 +259,7 @@ def _memory_of(rank: OrderedRank, stage: Any, meter: MemoryMeter | None) -> Micr
 
 
 def _stages(schedule: Any, stages: Sequence[Any] | None) -> list[Any]:
-    """Return this rank's stages by stage index; torch keeps them private, so callers can pass them."""
+    """Return this rank's stages by stage index; as they are private in torch, callers can pass them."""
     found = stages or getattr(schedule, "_stages", None) or [schedule._stage]  # noqa: SLF001
     return sorted(found, key=lambda stage: int(stage.stage_index))
 
@@ -275,6 +275,6 @@ def _place(stage: Any, tp_rank: int, num_tp_ranks: int) -> Place:
 
 
 def _named_index(kwargs: dict[str, Any]) -> int:
-    """Return the microbatch of a call with keyword arguments only; -1, which is in no order, if it is missing."""
+    """Return the microbatch of a call that has only keyword arguments; -1, which is in no order, if it is missing."""
     value = kwargs.get("fwd_chunk_id", kwargs.get("bwd_chunk_id", -1))
     return value if isinstance(value, int) else -1

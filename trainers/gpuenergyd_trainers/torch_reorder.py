@@ -1,10 +1,10 @@
-"""Other orders of instructions for torch's Schedule1F1B while it runs: backwards split, weight gradients later.
+"""Other orders of instructions for torch's Schedule1F1B while it runs: split backwards, with later weight gradients.
 
-Each iteration runs either torch's own method or, if the plan of the iteration brings an order, `ReorderedSteps`. That
-one posts the same receives and sends, in the same batches and sequence, as torch's Schedule1F1B does, and runs weight
-gradients between posting and waiting. An order comes with its plan and is agreed on with it; ranks that run different
-orders in an iteration, because a plan has not reached all of them, fit together. The orders offered keep the sequence
-in which each parameter's gradients are accumulated (`gpuenergyd.core.pipeline.reorder`).
+Each iteration runs torch's own method or, if the plan of the iteration contains an order, `ReorderedSteps`. The latter
+posts the same receives and sends as torch's Schedule1F1B, in the same batches and sequence, and computes weight
+gradients between posting and waiting. An order is part of its plan, and ranks agree on both together. Ranks that run
+different orders in an iteration, because a plan has not reached all of them, still fit together. The orders in plans
+keep the sequence in which the gradients of each parameter are accumulated (`gpuenergyd.core.pipeline.reorder`).
 """
 
 import inspect
@@ -39,7 +39,7 @@ _STAGE_CALLS: Mapping[str, tuple[int, tuple[str, ...]]] = {
     "get_bwd_send_ops": (1, ()),
     "perform_reduce_grad": (1, ()),
 }
-"""Methods of torch's classes, some private, that `ReorderedSteps` calls: number of arguments, and keywords."""
+"""Methods of torch's classes, some of them private, that `ReorderedSteps` calls: number of arguments, and keywords."""
 
 
 def reorder_refusal(schedule: Any, stages: Sequence[Any], place: Place) -> str:
@@ -56,7 +56,7 @@ def reorder_refusal(schedule: Any, stages: Sequence[Any], place: Place) -> str:
 
 
 def _takes(target: Any, name: str, num_arguments: int, keywords: Sequence[str]) -> bool:
-    """Return whether an object has a method that takes such arguments."""
+    """Return whether an object has a method that accepts these arguments."""
     method = getattr(target, name, None)
     if not callable(method):
         return False
@@ -68,7 +68,7 @@ def _takes(target: Any, name: str, num_arguments: int, keywords: Sequence[str]) 
 
 
 def _refusal_of_place(place: Place) -> str:
-    """Return why ranks in such a place cannot change their order; empty if they can."""
+    """Return why ranks at such a place cannot change their order; empty if they can."""
     if place.pipeline.size < 2:
         return "a pipeline of one stage has no bubbles"
     return "the stages have several ranks" if place.stage.size > 1 else ""
@@ -89,9 +89,10 @@ def _refusal_of_stage(schedule: Any, stage: Any, place: Place) -> str:
 
 
 def _unequal_sums(module: Any) -> str:
-    """Return why split backwards of a module might not sum gradients as whole ones do; empty if they do.
+    """Return why split backwards of a module might sum gradients differently from whole ones; empty if they do not.
 
-    Of a parameter used several times in one forward, a whole backward first adds up all contributions of a microbatch.
+    If a parameter is used several times in one forward, a whole backward first adds up all its gradients of a
+    microbatch.
     """
     parameters = list(module.named_parameters(remove_duplicate=False))
     if len({id(parameter) for _, parameter in parameters}) < len(parameters):
@@ -104,13 +105,13 @@ def _unequal_sums(module: Any) -> str:
 
 
 class ReorderedSteps:
-    """Wraps `_step_microbatches` of a Schedule1F1B: runs the order of the iteration's plan, if it has one.
+    """Wraps `_step_microbatches` of a Schedule1F1B, to run the order of the iteration's plan if it has one.
 
     Args:
         schedule: the schedule.
         stage: its only stage.
-        planned_order: returns the rank's instructions of the current iteration; empty for torch's own method.
-        refuse: is called with the reason when an order has failed, after which none is run any more.
+        planned_order: returns the rank's instructions in the current iteration; empty to use torch's own method.
+        refuse: called with the reason when an order has failed; no order is run after that.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class ReorderedSteps:
         schedule._initialize_stage(arguments[0], keywords[0], first_target, loss_kwargs)  # noqa: SLF001
         last = int(schedule._n_microbatches) - 1  # noqa: SLF001
         blocks = exchange_blocks(order)
-        unsent: list[Any] = []  # warm-up and cool-down: sends that the next block waits for
+        unsent: list[Any] = []  # sends in warm-up and cool-down, for which the next block waits
         _wait(_post(self._receives(blocks[0][0])))
         for at, ((kind, index, _), weights) in enumerate(blocks):
             if kind == "F":
@@ -193,7 +194,7 @@ class ReorderedSteps:
 
 
 def exchange_blocks(order: Sequence[OrderRow]) -> list[tuple[OrderRow, list[int]]]:
-    """Return the instructions of an order that exchange data, each with the weight gradients that follow it."""
+    """Return the instructions of an order that exchange data, each with the weight gradients that come after it."""
     blocks: list[tuple[OrderRow, list[int]]] = []
     for row in order:
         if row[0] == "W":

@@ -36,14 +36,14 @@ class RawValue:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """An interval whose value cannot be computed yet, as that of an hour that the provider has published in part."""
+    """An interval whose value cannot be computed yet, e.g. an hour of which the provider has published only a part."""
 
     from_at: datetime
     reason: str
 
 
 def read_rows(rows_of_reply: Iterable[Any], read: Callable[[Any], RawValue | None]) -> Iterator[RawValue | SourceError]:
-    """Yield the value of each row, or what is wrong with the row; None is left out."""
+    """Yield the value of each row, or the error if the row is invalid; a row that `read` turns into None is skipped."""
     for row in rows_of_reply:
         try:
             value = read(row)
@@ -59,8 +59,8 @@ def checked_reply(
 ) -> SourceReply:
     """Return the valid values, and the reasons for rejecting the others.
 
-    Errors among the values are those of single rows, or of one of several requests. Values that are held back are
-    named only where no value is left.
+    An error among the values concerns a single row, or one of several requests. Values that are held back are reported
+    only if no valid value is left.
 
     Raises:
         SourceError: no value is valid.
@@ -105,7 +105,7 @@ def checked_reply(
 
 
 def in_g_per_kwh(name: str, value: object, unit: object) -> object:
-    """Return a value in g/kWh; values other than numbers are returned unchanged for the range check.
+    """Return a value in g/kWh; values that are no numbers are returned unchanged, for the range check to reject.
 
     Raises:
         SourceError: the unit is unknown.
@@ -137,7 +137,7 @@ def instant(name: str, text: object) -> datetime:
 
 
 def checked_year(name: str, at: datetime) -> datetime:
-    """Return an instant, or raise SourceError if no grid has values of its year."""
+    """Return an instant, or raise SourceError if its year is so far off that it must be wrong."""
     if not _FIRST_YEAR <= at.year <= _LAST_YEAR:
         raise SourceError(SourceProblem.BAD_VALUE, f"{name}: {at.year} is no year of a carbon intensity")
     return at

@@ -25,12 +25,12 @@ NAME = "eia"
 HOST = "https://api.eia.gov/v2"
 _HISTORY = timedelta(hours=48)
 _LIMIT_MWH = 1e6
-"""Above the generation per hour and fuel of any authority."""
+"""More than any authority generates in an hour with one fuel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Eia:
-    """Generation of a balancing authority; times are the end of their hour."""
+    """Generation of a balancing authority; the provider's times are the ends of hours."""
 
     web: Web
     key: str = field(repr=False)
@@ -45,7 +45,7 @@ class Eia:
         return checked_reply(self.signal, self._published(now_at - _HISTORY, now_at), now_at)
 
     def fetch_past(self, begin_at: datetime, end_at: datetime) -> SourceReply:
-        """Return the published values of a past period; a reply holds 5,000 values, a week of 29 fuels."""
+        """Return the published values of a past period; a reply holds 5,000 values: about a week for 29 fuels."""
         return checked_reply(self.signal, self._published(begin_at, end_at), end_at)
 
     def _published(self, begin_at: datetime, end_at: datetime) -> Iterator[RawValue | HeldBack | SourceError]:
@@ -77,7 +77,7 @@ class Eia:
         yield from generation.values()
 
     def _add(self, generation: Generation, row: Any) -> None:
-        """Add a row of the reply; null is no value."""
+        """Add a row of the reply; a row whose value is null is skipped."""
         check_zone(NAME, self.signal.zone, part(NAME, row, "respondent"))
         unit = row.get("value-units", "megawatthours")
         if unit != "megawatthours":

@@ -1,7 +1,8 @@
 """Electricity Maps v3 and v4: hourly, most of the world; a free key includes 24 hours of one zone, no forecast.
 
-Both versions have the same endpoints and fields; v4 also knows shorter intervals, so hours are asked for by name. It is
-chosen by the base URL. Replies of v4 are known from other clients only, whose lists are named `history` or `data`.
+The base URL selects the version. Both have the same endpoints and fields; v4 also offers shorter intervals, so hourly
+values are requested explicitly. What v4 replies is known only from other clients, in which lists are named `history` or
+`data`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ _MADE_UP = f"{NAME}: the key is a sandbox key, whose values are made up: use a k
 
 @dataclass(frozen=True, slots=True)
 class ElectricityMaps:
-    """Consumption-based intensities; without a zone the service would use the caller's address."""
+    """Consumption-based intensities; the zone is always sent, as the service would else derive it from our address."""
 
     web: Web
     key: str
@@ -82,7 +83,7 @@ class ElectricityMaps:
 
 
 def _rows(reply: Any, key: str) -> Sequence[Any]:
-    """Return the list of a reply under its key, or under the key that the other version or endpoint uses."""
+    """Return the list in a reply, under its usual key or the key that the other version or endpoint uses."""
     other = {"history": "data", "data": "history"}[key]
     is_other = isinstance(reply, Mapping) and key not in reply and other in reply
     return rows(NAME, reply, other if is_other else key)

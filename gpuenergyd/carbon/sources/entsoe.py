@@ -39,7 +39,7 @@ _RESOLUTION = re.compile(r"PT(15|30|60)M")
 _HISTORY = timedelta(hours=30)
 _MAX_POINTS = 7 * 96
 _LIMIT_MW = 1e6
-"""Above the generation per type of any area."""
+"""More than any area generates with one plant type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def _document(body: bytes) -> ET.Element:
 
 
 def _add_period(generation: Generation, plant: str, period: ET.Element) -> Iterator[SourceError]:
-    """Add a period of a series; yield what of it cannot be read."""
+    """Add a period of a series; yield an error for each part of it that cannot be read."""
     try:
         begin, step, num_slots = _slots(period)
     except SourceError as error:
@@ -144,7 +144,7 @@ def _add_period(generation: Generation, plant: str, period: ET.Element) -> Itera
     for point in period.iter("Point"):
         position = point.findtext("position") or ""
         try:
-            quantities[int(position)] = None  # a value that cannot be read is not the one before
+            quantities[int(position)] = None  # if the value cannot be read, the previous one must not be repeated
             quantities[int(position)] = _megawatts(point.findtext("quantity"))
         except (SourceError, ValueError) as error:
             generation.add_unreadable(plant)
@@ -152,7 +152,7 @@ def _add_period(generation: Generation, plant: str, period: ET.Element) -> Itera
             yield error if isinstance(error, SourceError) else SourceError(SourceProblem.NOT_PARSED, text)
     megawatts = None
     for number in range(1, num_slots + 1):
-        megawatts = quantities.get(number, megawatts)  # a position that is left out repeats the one before
+        megawatts = quantities.get(number, megawatts)  # a position that is left out repeats the previous value
         if megawatts is not None:
             generation.add((begin + (number - 1) * step, begin + number * step), plant, megawatts)
 

@@ -25,7 +25,7 @@ _MAX_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Constant intensity; used for accounting, never changes a target."""
+    """Constant intensity, used for accounting; it never changes a target."""
 
     signal: CarbonSignal
     g_per_kwh: float

@@ -1,8 +1,8 @@
-"""Intensities from generation by plant type, with life-cycle factors; storage is left out, incomplete hours held back.
+"""Intensities from generation by plant type, with life-cycle factors, without storage; incomplete hours are held back.
 
-Providers publish plant types one after the other, in hours or quarters of an hour, and revise them. So series are first
-brought to the finest grid. Then a slot is held back while plant types that matter are missing in it: those whose
-generation in the nearest slots with a value, before and after, is more than a few percent of the whole.
+Providers publish plant types one after the other, in hours or quarters of an hour, and revise them. So all series are
+first converted to the shortest interval. A slot is then held back while plant types that matter are missing in it:
+those that generate more than a few percent of the total in the nearest slots, before and after, that have a value.
 """
 
 from bisect import bisect
@@ -17,11 +17,11 @@ from gpuenergyd.core.carbon.intensity import SampleStatus
 
 COAL, GAS, OIL, OTHER = 820.0, 490.0, 650.0, 700.0
 BIOMASS, GEOTHERMAL, HYDRO, MARINE, NUCLEAR, WIND, SOLAR = 230.0, 38.0, 24.0, 17.0, 12.0, 11.0, 45.0
-"""Life-cycle g/kWh: medians of the IPCC's fifth assessment report, annex III. `OTHER` is for what a provider itself
-lists as other plants, waste included (assumed)."""
+"""Life-cycle g/kWh: medians of the IPCC's fifth assessment report, annex III. `OTHER` is assumed, for what a provider
+lists as other plants, including waste."""
 
 _MATTERS_RATIO = 0.05
-"""Share of the generation that may be missing or of unknown type: it changes the mean by some 40 g/kWh at most."""
+"""Part of the generation that may be missing or of unknown type; it changes the mean by about 40 g/kWh at most."""
 _SHOWN_TYPES = 3
 _MAX_SLOTS = 20_000
 
@@ -30,12 +30,12 @@ Slot = tuple[datetime, datetime]
 
 @dataclass(frozen=True, slots=True)
 class PlantTypes:
-    """A provider's codes of plant types."""
+    """The codes that a provider uses for plant types."""
 
     factors: Mapping[str, float]
     """Life-cycle g/kWh by code."""
     storage: frozenset[str]
-    """What batteries and pumped storage discharge: it was generated, and counted, before."""
+    """Codes of batteries and pumped storage; what they discharge was counted before, when it was generated."""
 
 
 ENTSOE_TYPES = PlantTypes(
@@ -53,12 +53,12 @@ EIA_TYPES = PlantTypes(
     }),
     frozenset({"BAT", "PS", "OES", "UES"}),
 )  # fmt: skip
-"""Of solar and wind with a battery (`SNB`, `WNB`), all that leaves the plant was generated there."""
+"""Solar and wind plants with a battery (`SNB`, `WNB`) are not storage: all that leaves them was generated there."""
 
 
 @dataclass(slots=True)
 class Generation:
-    """Mean power by slot and plant type, as one reply gives it; in any unit, the same for all."""
+    """Mean power by slot and plant type in one reply, in any unit that is the same for all."""
 
     name: str
     types: PlantTypes
@@ -66,16 +66,16 @@ class Generation:
     _unreadable: set[str] = field(default_factory=set)
 
     def add(self, slot: Slot, plant: str, power: float) -> None:
-        """Add the generation of one plant type; negative values, the plants' own use, count as 0."""
+        """Add the generation of one plant type; a negative value is the plants' own use and counts as 0."""
         self._points.append((slot, plant, max(0.0, power)))
 
     def add_unreadable(self, plant: str) -> None:
-        """Record that a value of a plant type cannot be read: without any other of it, no slot is complete."""
+        """Record that a value of a plant type cannot be read; if no other one is known, all slots are incomplete."""
         if plant in self.types.factors:
             self._unreadable.add(plant)
 
     def values(self) -> Iterator[RawValue | HeldBack | SourceError]:
-        """Yield the intensity of each slot in order of time, or why there is none."""
+        """Yield the intensity of each slot in order of time, or the reason why it has none."""
         mixes = self._on_finest_grid()
         lacking = self._unreadable - {plant for _, plant, _ in self._points}
         unknown: set[str] = set()
@@ -100,7 +100,7 @@ class Generation:
             yield SourceError(SourceProblem.BAD_VALUE, text)
 
     def _on_finest_grid(self) -> dict[Slot, dict[str, float]]:
-        """Return the mixes in order of time, on the shortest slots that the reply has."""
+        """Return the generation by plant type in slots of the shortest length in the reply, in order of time."""
         step = min((end - begin for (begin, end), _, _ in self._points), default=timedelta(hours=1))
         num_slots = sum((end - begin) // step for (begin, end), _, _ in self._points)
         if num_slots > _MAX_SLOTS * (1 + len(self.types.factors)):
@@ -113,7 +113,7 @@ class Generation:
         return dict(sorted(mixes.items()))
 
     def _missing(self, mixes: Mapping[Slot, Mapping[str, float]]) -> list[dict[str, float]]:
-        """Return, for each slot, the known plant types without a value in it, and what they generate around it."""
+        """Return for each slot the known plant types that lack a value, with their mean power just around it."""
         slots = list(mixes)
         plants = {plant for mix in mixes.values() for plant in mix} & self.types.factors.keys()
         missing: list[dict[str, float]] = [{} for _ in slots]
@@ -129,7 +129,7 @@ class Generation:
 
 
 def _listed(plants: Iterable[str]) -> str:
-    """Return the first plant types, those with most generation first where that is known."""
+    """Return the names of the first few plant types, in order of generation if it is known."""
     by_power = sorted(plants, key=lambda plant: -plants[plant]) if isinstance(plants, Mapping) else sorted(plants)
     more = len(by_power) - _SHOWN_TYPES
     return ", ".join(f"{plant!r:.20}" for plant in by_power[:_SHOWN_TYPES]) + (f" and {more} more" if more > 0 else "")

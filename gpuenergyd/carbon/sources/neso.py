@@ -41,8 +41,8 @@ class Neso:
         values = list(self._values_of(f"{stamp}/pt24h", now_at))
         try:
             values += self._values_of(f"{stamp}/fw48h", now_at)
-        except SourceError as error:  # the past counts without a forecast
-            values.append(error.with_traceback(None))  # which would hold the connection open
+        except SourceError as error:  # past values are still used if there is no forecast
+            values.append(error.with_traceback(None))  # a traceback would keep the connection open
         return checked_reply(self.signal, values, now_at)
 
     def _values_of(self, window: str, now_at: datetime) -> Iterator[RawValue | SourceError]:
@@ -51,7 +51,7 @@ class Neso:
 
 
 def make(options: SourceOptions) -> Neso:
-    """Return the source; only for zone GB."""
+    """Return the source, which supports only zone GB."""
     if options.zone != ZONE:
         raise CarbonDataError(f"carbon source {NAME} supports only zone {ZONE}, got {options.zone!r}")
     return Neso(options.web, options.base_url or HOST)
@@ -67,5 +67,5 @@ def _value(now_at: datetime, row: Any) -> RawValue:
         return RawValue(begin, end, actual, SampleStatus.MEASURED)
     if begin > now_at:
         return RawValue(begin, end, forecast, SampleStatus.FORECAST)
-    # The slot has begun, but its value is not settled: the last forecast is the best estimate.
+    # The slot has begun but its value is not final, so the last forecast is the best estimate.
     return RawValue(begin, end, forecast, SampleStatus.ESTIMATED)

@@ -1,4 +1,4 @@
-"""Protocol of carbon intensity sources, their options and replies; sources are entry points."""
+"""Protocol of carbon intensity sources, with their options and replies; sources are found as entry points."""
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -38,7 +38,7 @@ class SourceReply:
 
 
 class CarbonSource(Protocol):
-    """A provider's intensities of one zone."""
+    """The intensities of one zone from one provider."""
 
     @property
     def signal(self) -> CarbonSignal:
@@ -47,7 +47,7 @@ class CarbonSource(Protocol):
 
     @property
     def period_s(self) -> float:
-        """Period of the provider's updates and of the requests."""
+        """How often the provider updates its values, and so how often they are requested."""
         ...
 
     def fetch(self, now_at: datetime) -> SourceReply:
@@ -61,7 +61,7 @@ class CarbonSource(Protocol):
 
 @runtime_checkable
 class PastSource(CarbonSource, Protocol):
-    """A provider that also offers the values of past weeks."""
+    """A source that can also fetch the values of past weeks."""
 
     @property
     def past_window(self) -> timedelta:
@@ -108,7 +108,7 @@ def make_source(name: str, options: SourceOptions) -> CarbonSource:
 
 
 def default_source_name(zone: str) -> str:
-    """Return the source of a zone that requires no key, or raise CarbonDataError if there is none."""
+    """Return the default source of a zone, one without a key, or raise CarbonDataError if there is none."""
     if zone == "GB":
         return "neso"
     installed = ", ".join(source_names())

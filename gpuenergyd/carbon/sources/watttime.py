@@ -29,7 +29,7 @@ _HISTORY = timedelta(hours=24)
 
 @dataclass(slots=True)
 class WattTime:
-    """Intensities by access token; after the rejection of an expired token one new login is tried."""
+    """Intensities requested with an access token; if it has expired and is rejected, one new login is tried."""
 
     web: Web
     key: str = field(repr=False)
@@ -54,7 +54,7 @@ class WattTime:
             values += self._values(self._ask("forecast", {"horizon_hours": "24"}), SampleStatus.FORECAST)
         except SourceError as failure:
             if failure.problem is not SourceProblem.FORBIDDEN:  # not in every plan
-                values.append(failure.with_traceback(None))  # which would hold the connection open
+                values.append(failure.with_traceback(None))  # a traceback would keep the connection open
         return checked_reply(self.signal, values, now_at)
 
     def _ask(self, what: str, parameters: dict[str, str]) -> Any:

@@ -1,7 +1,7 @@
 """HTTP client with limits on time, size, redirects and retries; the only module that imports requests.
 
-The limits hold for slow, broken and hostile providers. No error message contains a URL's query or a header, because
-they contain keys.
+The limits protect against slow, broken and hostile providers. Error messages contain neither headers nor the query of a
+URL, since these contain keys.
 """
 
 import html
@@ -60,7 +60,7 @@ class SourceProblem(StrEnum):
 
 
 class SourceError(CarbonSourceError):
-    """Failure of a source, with its kind and the provider's Retry-After."""
+    """Failure of a source, with its kind and the Retry-After that the provider sent."""
 
     def __init__(self, problem: SourceProblem, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -75,12 +75,12 @@ class WebLimits:
     connect_s: float = 5.0
     read_s: float = 10.0
     total_s: float = 30.0
-    """For all tries together, including reading, so that a slow sender cannot exceed it."""
+    """Limit for all tries together, including reading, so that a slow sender cannot exceed it."""
     size_bytes: int = 4 * 2**20
     max_retries: int = 2
     max_redirects: int = 3
     max_pause_s: float = 8.0
-    """A longer Retry-After ends the request and is passed on."""
+    """If Retry-After is longer, the request is not retried, and the caller learns the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Web:
         """Return the JSON of a reply.
 
         Raises:
-            SourceError: as `get`, or the body is not JSON.
+            SourceError: as for `get`, or if the body is not JSON.
         """
         body = self.get(name, url, **request)
         try:
@@ -116,7 +116,7 @@ class Web:
         """Return the body of a reply with status 200.
 
         Raises:
-            SourceError: every other outcome, after retries if the failure is temporary.
+            SourceError: any other outcome, after retries if the failure is temporary.
         """
         deadline_s = self.clock_s() + self.limits.total_s
         for attempt in range(self.limits.max_retries + 1):
@@ -197,7 +197,7 @@ class Web:
         )
 
     def _refusal(self, name: str, reply: requests.Response, secrets: Iterable[str], deadline_s: float) -> SourceError:
-        """Return the error of a reply with another status, with the provider's own sentence where it has sent one."""
+        """Return the error for a reply with another status, with the reason that the provider gives, if any."""
         try:
             body = self._body(name, reply, deadline_s)
         except (SourceError, HTTPError):
@@ -242,16 +242,17 @@ def _json(body: bytes) -> Any:
 
 
 def _secrets_in(sent: Mapping[str, str]) -> Iterator[str]:
-    """Yield the values of parameters and headers whose names are those of secrets."""
+    """Yield the values of parameters and headers whose names suggest secrets."""
     for name, value in sent.items():
         if any(word in name.lower() for word in _SECRET_WORDS):
             yield from (value, value.split()[-1] if value.split() else value)
 
 
 def refusal_sentence(body: bytes, secrets: Iterable[str] = ()) -> str:
-    """Return the provider's reason in the body of a refusal, in one printable line without secrets; empty without one.
+    """Return the reason in the body of a refusal as one printable line without secrets; empty if there is none.
 
-    The reason is a text under a usual name in JSON, the `Reason/text` of an XML document, or a body of plain text.
+    The reason is a text under one of the usual keys in JSON, the `Reason/text` in XML, or the whole body if it is plain
+    text.
     """
     text = ""
     try:
@@ -270,7 +271,7 @@ def refusal_sentence(body: bytes, secrets: Iterable[str] = ()) -> str:
 
 
 def _reason_in(value: Any, depth: int) -> str:
-    """Return the first reason in a JSON value; `message` says more than `error`."""
+    """Return the first reason in a JSON value, trying more specific keys first: `message` before `error`."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and depth:
@@ -282,7 +283,7 @@ def _reason_in(value: Any, depth: int) -> str:
 
 
 def _retry_after_s(header: str | None) -> float | None:
-    """Return a Retry-After in seconds; a date counts as one minute."""
+    """Return a Retry-After in seconds; if it is a date, one minute is returned."""
     if header is None:
         return None
     text = header.strip()

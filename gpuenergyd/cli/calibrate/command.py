@@ -1,4 +1,4 @@
-"""`gpuenergyd calibrate`: has the daemon measure switch latencies on idle GPUs, and keeps them busy meanwhile."""
+"""`gpuenergyd calibrate`: has the daemon measure switch latencies on idle GPUs while this process keeps them busy."""
 
 import time
 from contextlib import closing
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _POLL_S = 0.2
 _ENDED = frozenset({"done", "failed"})
 _NOTE = (
-    "Times until the driver reports the new clock. Jobs correct them by when their instructions became faster.\n"
-    "The changes count in the estimates of their GPU model, and are kept when the daemon restarts."
+    "Times until the driver reports the new clock. Jobs correct them with the times at which instructions sped up.\n"
+    "The changes are used for all GPUs of the model, and are kept when the daemon restarts."
 )
 
 
@@ -71,7 +71,7 @@ def calibrate(
 
 
 def _follow(client: "DaemonClient", load: "GpuLoad", started: dict[str, Any], *, is_silent: bool) -> dict[str, Any]:
-    """Keep each GPU busy while it is measured; return the last state."""
+    """Keep each GPU busy while it is measured; return the last state of the calibration."""
     path = f"/v1/calibrations/{started['calibration_id']}"
     for position, gpu in enumerate(started["gpus"]):
         if not is_silent:

@@ -1,6 +1,6 @@
-"""Load on a real GPU: one warp that counts clock cycles, launched again and again through the CUDA driver library.
+"""Load on a real GPU: a single warp that counts clock cycles, launched repeatedly through the CUDA driver library.
 
-It needs nothing but the driver. A single warp keeps the GPU at the clock that is set and far from its power limit.
+It needs nothing but the driver. A single warp makes the GPU run at the clock set, far below its power limit.
 """
 
 import ctypes

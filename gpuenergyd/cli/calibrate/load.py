@@ -1,4 +1,4 @@
-"""The loads of a calibration, during which an idle GPU would not show the clocks set, and of `doctor --measure`."""
+"""Loads that a GPU computes for a calibration, since an idle one does not show the clock set, and `doctor --measure`."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -17,20 +17,21 @@ class GpuLoad(Protocol):
         """Compute on a GPU inside the context; it yields what the load knows of itself, by names of `MeasuredGpu`.
 
         Raises:
-            GpuError: the GPU cannot be used; `DriverError` also at the end of the context, if computing failed.
+            GpuError: the GPU cannot be used. `DriverError` may also be raised when the context ends, if computing
+            failed.
         """
         ...
 
 
 class AttachedLoad:
-    """A process attached to simulated GPUs, which show their clocks then."""
+    """Attaches this process to simulated GPUs, so that they show their clocks as busy GPUs do."""
 
     def __init__(self, host: AttachesProcesses) -> None:
         self._host = host
 
     @contextmanager
     def on(self, gpu_uuid: str) -> Iterator[None]:
-        """Attach this process inside the context."""
+        """Attach this process to a GPU inside the context."""
         self._host.attach_process(gpu_uuid, os.getpid())
         try:
             yield
@@ -39,10 +40,10 @@ class AttachedLoad:
 
 
 def open_load(driver: str, world_path: str | None) -> GpuLoad:
-    """Return the load for the daemon's GPUs; `world_path` is the file of its driver.
+    """Return the load for the daemon's GPUs; `world_path` is the file that describes them to a driver without NVML.
 
     Raises:
-        DriverError: CUDA, or the driver, cannot be opened.
+        DriverError: CUDA or the driver cannot be opened.
     """
     if driver not in DRIVERS:
         host = open_driver(driver, None if world_path is None else Path(world_path))

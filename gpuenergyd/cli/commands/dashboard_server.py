@@ -1,8 +1,8 @@
 """HTTP server of the dashboard: GET and HEAD only, for browsers on this host and for Prometheus.
 
-Three measures protect it from other web pages: by default it listens on 127.0.0.1; the Host header must name this host,
-which defeats DNS rebinding, since the attacker's page is fetched under a name of the attacker; and no response allows
-another origin to read it. On an address that other hosts can reach it serves the metrics and nothing else.
+Three measures protect it from other web pages. By default it listens on 127.0.0.1. The Host header must name this host,
+which prevents DNS rebinding, where the browser uses the attacker's name for this host. And no response may be read by
+pages of other origins. On an address that other hosts can reach, it serves only the metrics.
 """
 
 import secrets
@@ -49,7 +49,7 @@ class HistoryView:
     _page: str = ""
 
     def page(self) -> tuple[str, str]:
-        """Return the page and the nonce of its script; an unreadable history becomes a note on the page."""
+        """Return the page and the nonce of its script; if the history cannot be read, the page says so."""
         with self._lock:
             if time.monotonic() - self._rendered_mono_s > _MAX_PAGE_AGE_S:
                 self._page = self._render()
@@ -84,7 +84,7 @@ class DashboardServer(CommandServer):
         address: str = HOST,
         host_names: Iterable[str] = (),
     ) -> None:
-        """Listen on an IP address; requests are accepted under this host's names and further `host_names`."""
+        """Listen on an IP address; requests may name this host by its own names or by those in `host_names`."""
         self.socket_path = socket_path
         self.view = view
         self.has_metrics = has_metrics
@@ -105,7 +105,7 @@ class DashboardServer(CommandServer):
         return tuple(sorted({*self._host_names, qualified_host_name()}))
 
     def accepts_host(self, host_header: str) -> bool:
-        """Return whether a Host header names this host; the port may be that of a proxy or a tunnel."""
+        """Return whether a Host header names this host, with any port: a proxy or a tunnel may have its own."""
         try:
             url = urlsplit(f"//{host_header}")
             name, _ = url.hostname, url.port

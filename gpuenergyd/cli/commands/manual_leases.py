@@ -1,4 +1,4 @@
-"""`gpuenergyd lock`, `limit` and `release-gpu`: an administrator takes the clock, the power limit or all of a GPU."""
+"""`gpuenergyd lock`, `limit` and `release-gpu`: an administrator sets a clock or power limit, or takes a whole GPU."""
 
 from contextlib import closing
 from typing import Annotated, Any
@@ -113,7 +113,7 @@ def _released_text(reply: dict[str, Any]) -> str:
 
 
 _LIMIT_S = 45.0
-"""Restoring a GPU may take this long."""
+"""How long to wait for the daemon, as restoring a GPU may take this long."""
 
 
 def release_gpu(
@@ -131,9 +131,9 @@ def release_gpu(
 ) -> int:
     """Let go of a GPU for a reset or a driver upgrade.
 
-    The GPU is restored and its driver handles are closed, as a reset and a MIG change need, too. The daemon neither
-    reads nor changes it until it is reopened, by --reopen or after the time. Jobs on other GPUs go on; a job on
-    this one runs at full speed meanwhile. A driver upgrade needs all GPUs. Only for administrators.
+    The GPU is restored and its driver handles are closed, as a reset or a MIG change requires. The daemon neither
+    reads nor changes it until it is reopened, by --reopen or after the time of --for. Jobs on other GPUs continue; a
+    job on this one runs at full speed meanwhile. A driver upgrade needs all GPUs. Only for administrators.
 
     Examples:
         gpuenergyd release-gpu 0

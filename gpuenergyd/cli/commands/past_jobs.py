@@ -1,4 +1,4 @@
-"""Past jobs on the command line: shown with the prior that they make, exported, imported and forgotten."""
+"""Commands for past jobs: show them and the prior that policies derive from them, export, import and delete them."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -29,14 +29,14 @@ _POLICY = "learning"
 _PATH = "/v1/past-jobs"
 _NAME_CHARS = 32
 _MAX_REQUEST_BYTES = MAX_ITERATION_REPORT_BYTES - 1024
-"""Past jobs in one import request; the rest is for what surrounds them."""
+"""Size limit for the past jobs in one import request; the rest is for the text around them."""
 _MAX_FILE_BYTES = 2 * MAX_REPLY_BYTES
-"""What a file may have: a whole list of the daemon, whatever characters of names are escaped in it."""
+"""Size limit of a file: enough for the longest list from the daemon, even if all characters of names are escaped."""
 
 
 @dataclass(frozen=True, slots=True)
 class PriorClient:
-    """What one command does with past jobs, through the daemon."""
+    """The operations of one command on past jobs, through the daemon."""
 
     daemon: DaemonClient
     is_for_all_users: bool
@@ -50,7 +50,7 @@ class PriorClient:
             yield cls(daemon, is_for_all_users, as_json)
 
     def show(self) -> None:
-        """Print the prior of each GPU model of this host and of past jobs, and the past jobs."""
+        """Print the past jobs, and the prior of each GPU model that this host or a past job has."""
         owned = self._past_jobs()
         models = [gpu["model_name"] for gpu in self.daemon.get_status()["gpus"]]
         models += [own.job.learned.gpu_model_name for own in owned]
@@ -82,7 +82,7 @@ class PriorClient:
         self._report(len(jobs), f"exported to {path}; the file names the jobs, no users and no GPUs")
 
     def import_from(self, path: Path) -> None:
-        """Send the past jobs of a file to the daemon, in as many requests as needed; none if one is impossible."""
+        """Send the past jobs of a file to the daemon, in as many requests as needed; none if any of them is invalid."""
         num_imported = 0
         for message in _requests(_read(path).past_jobs):
             num_imported += self.daemon.post(f"{_PATH}/import", message)["num_past_jobs"]
@@ -123,7 +123,7 @@ def _read(path: Path) -> PastJobFile:
 
 
 def _requests(jobs: Sequence[PastJob]) -> Iterator[dict[str, object]]:
-    """Yield the past jobs as import requests that the daemon accepts: by number and by size."""
+    """Yield import requests with the past jobs, each within the daemon's limits of number and size."""
     some: list[object] = []
     num_bytes = 0
     for job in jobs:

@@ -1,4 +1,4 @@
-"""`gpuenergyd policies`: installed plugins, and what the policy `bubble-aware` has learned from past jobs."""
+"""`gpuenergyd policies`: lists installed plugins, and manages what the policy `bubble-aware` learned from past jobs."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -42,8 +42,8 @@ def policies(
 
     Plugins (policies, targets, power targets, planners, carbon sources) are found by entry point; a plugin that cannot
     be loaded is shown with the reason. With the policy `bubble-aware`, a job leaves its curves of time and power
-    behind, and later jobs of the same user on the same GPU model start from them, the more alike the more. Nobody else
-    sees or uses them.
+    behind. Later jobs of the same user on the same GPU model start from them, and the more similar they are, the more
+    the curves count. Nobody else sees or uses them.
 
     Examples:
         gpuenergyd policies

@@ -1,4 +1,4 @@
-"""`gpuenergyd report`: reads the history and writes the report. Imports nothing slow at the top, to start fast."""
+"""Reads the history and writes the report of `gpuenergyd report`; slow imports are inside functions, to start fast."""
 
 import re
 import sys
@@ -35,7 +35,7 @@ class Format(StrEnum):
     CSV = "csv"
     HTML = "html"
     TRACE = "trace"
-    """Trace Event Format, for Perfetto."""
+    """Trace Event Format, which Perfetto shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class ReportRequest:
     until: str | None = None
     job: str | None = None
     group_by: tuple[GroupBy, ...] = (GroupBy.JOB,)
-    """One key, or two."""
+    """One or two keys."""
     tag: str | None = None
     price_per_kwh: float | None = None
     currency: str | None = None
@@ -184,9 +184,9 @@ def _rows(query: "EnergyQuery", reports: "Sequence[JobReport]", request: ReportR
 def _training_rows(
     query: "EnergyQuery", reports: "Sequence[JobReport]", request: ReportRequest
 ) -> list[dict[str, Any]]:
-    """Return one row per training; say on stderr which ones are only partly known.
+    """Return one row per training; report on stderr which trainings are incomplete.
 
-    Rows have their parts in JSON, and in a table of a single training.
+    Rows include the parts of the training in JSON, and in a table of a single training.
     """
     from gpuenergyd.report.trainings import trainings_report  # noqa: PLC0415  start fast
 
@@ -204,7 +204,7 @@ def _training_rows(
 def _document(
     reports: "Sequence[JobReport]", rows: list[dict[str, Any]], group_by: tuple[GroupBy, ...]
 ) -> dict[str, Any]:
-    """Return the JSON document of the report; one by job has totals if there are jobs."""
+    """Return the JSON document of the report; a report by job also has totals, if there are jobs."""
     if group_by != (GroupBy.JOB,):
         return {"groups": rows}
     if not reports:
@@ -230,7 +230,7 @@ def _tariff(request: ReportRequest) -> "Tariff | None":
 
 
 def _only_job(reports: "Sequence[JobReport]") -> "JobReport":
-    """Return the only job of a report; raise UsageError if several jobs have the name."""
+    """Return the only job of a report; raise UsageError if it has several of the same name."""
     if len(reports) > 1:
         ids = ", ".join(report.summary.job_id for report in reports)
         name = reports[0].summary.job_name
@@ -276,10 +276,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def instant(text: str | None, *, now: datetime, option: str) -> datetime | None:
-    """Return the instant of an option: ISO 8601 in local time, the begin of a month, or an age before now.
+    """Return the instant that an option gives: ISO 8601 in local time, the start of a month, or an age before now.
 
     Raises:
-        UsageError: the text is neither, or out of range.
+        UsageError: the text is none of these, or out of range.
     """
     if text is None:
         return None
@@ -308,7 +308,7 @@ def _check_span(begin: datetime | None, end: datetime | None, *, now: datetime) 
 
 
 def _default_database() -> tuple[str, float]:
-    """Return the daemon's history and PUE."""
+    """Return the URL of the daemon's history, and its PUE."""
     from gpuenergyd.cli.daemon_files import find_database  # noqa: PLC0415  only the default needs it
 
     found = find_database()

@@ -12,7 +12,7 @@ from gpuenergyd.cli.output import people_console, print_json
 
 _WATCH_PERIOD_S = 1.0
 _POWERS_KEPT = 300
-"""Readings of the total power that the screen can show."""
+"""How many readings of the total power the screen keeps to draw."""
 
 
 def status(
@@ -48,7 +48,7 @@ def status(
 
 
 def _watch(client: Any, state: dict[str, Any], *, as_json: bool) -> None:
-    """Fill the screen every second until interrupted; a pipe gets one table, with --json one line, per refresh."""
+    """Refresh the whole screen every second; if stdout is no terminal, print one table per second, or one JSON line."""
     if as_json:
         while True:
             print_json(state)

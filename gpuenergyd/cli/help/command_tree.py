@@ -30,7 +30,7 @@ class CommandText:
     arguments: tuple[OptionText, ...]
     options: tuple[OptionText, ...]
     examples: tuple[str, ...]
-    """Command lines, one each, some with a comment."""
+    """One command line each, some with a comment."""
 
 
 @cache

@@ -127,7 +127,7 @@ def _bold(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Wrap lines and escape roff control characters."""
+    """Return text wrapped to the line width, with roff control characters escaped."""
     lines = textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
     return "\n".join(_escaped(line) for line in lines)
 

@@ -1,4 +1,4 @@
-"""`gpuenergyd install` and `uninstall`: systemd units, system users, folders and a default configuration."""
+"""`gpuenergyd install` and `uninstall`: systemd units, system users, folders and the default configuration."""
 
 import os
 import shutil

@@ -20,18 +20,18 @@ from gpuenergyd.atomic_file import replace_file
 from gpuenergyd.errors import GpuEnergyError, UsageError
 
 UNITS_PYTHON = "/opt/gpuenergyd/bin/python"
-"""Interpreter named in the unit files of the sources."""
+"""Interpreter that the unit files in the sources name."""
 CONFIG_PATH = Path("etc/gpuenergyd/config.toml")
 STATE_DIR = Path("var/lib/gpuenergyd")
 CACHE_DIR = Path("var/cache/gpuenergyd")
-"""Compiled code of the planner, in `gpuenergyd-policy@.service` too."""
+"""Cache of the planner's compiled code; `gpuenergyd-policy@.service` names it too."""
 _HEADER = "# Written by gpuenergyd install {version}; unedited while the SHA-256 of the rest is: {digest}\n"
 _HEADER_PATTERN = re.compile(r"# Written by gpuenergyd install \S+; un(?:changed|edited) while .*: ([0-9a-f]{64})\n")
 _HIDDEN_FROM_UNITS = ("home", "root", "tmp", "run/user", "var/tmp")
 
 
 class Action(StrEnum):
-    """Change of one file."""
+    """What is done with one file."""
 
     WRITE = "write"
     REPLACE = "replace"
@@ -47,7 +47,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileStep:
-    """One file or folder and its change."""
+    """A file or folder and what is done with it."""
 
     action: Action
     path: Path
@@ -55,7 +55,7 @@ class FileStep:
 
 
 def units_python(given: Path | None) -> Path:
-    """Return the Python interpreter of the units: the given one, else the running one.
+    """Return the Python interpreter that the units use: the given one, else the running one.
 
     Raises:
         UsageError: the path is relative, or hidden by the sandbox of the units.
@@ -92,7 +92,7 @@ def files_to_install(python: Path) -> dict[Path, str]:
 
 
 def plan_install(root: Path, python: Path, *, replaces_changed: bool) -> tuple[FileStep, ...]:
-    """Return the change of each file on install; an edited configuration is always kept."""
+    """Return the action for each file on install; an edited configuration is always kept."""
     steps = []
     for path, text in files_to_install(python).items():
         content, target = _signed(text), root / path
@@ -110,7 +110,7 @@ def plan_install(root: Path, python: Path, *, replaces_changed: bool) -> tuple[F
 def plan_uninstall(
     root: Path, *, removes_changed: bool, removes_config: bool, removes_history: bool
 ) -> tuple[FileStep, ...]:
-    """Return the change of each file on uninstall; configuration and history stay unless requested."""
+    """Return the action for each file on uninstall; configuration and history stay unless the flags remove them."""
     steps = []
     for path in files_to_install(Path(UNITS_PYTHON)):
         target = root / path
@@ -135,7 +135,7 @@ def compile_command(python: Path | str) -> tuple[str, ...]:
 
 
 def mode_text(root: Path) -> str:
-    """Return one line that says, before an installation, whether its daemon will set clocks, and how to change that."""
+    """Return one line on whether the daemon to be installed will set clocks, and how to change that."""
     from gpuenergyd.daemon.settings import load_settings  # noqa: PLC0415  heavy: pydantic
 
     path = root / CONFIG_PATH
@@ -202,7 +202,7 @@ def _signed(text: str) -> str:
 
 
 def _is_unchanged(path: Path) -> bool:
-    """Return whether a file still matches the checksum of its first line."""
+    """Return whether a file still matches the checksum in its first line."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

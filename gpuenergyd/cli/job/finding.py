@@ -1,4 +1,4 @@
-"""Finds running jobs by the id or the name that a user gives."""
+"""Finds running jobs by ID or name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from gpuenergyd.errors import UsageError
 
 
 def find_jobs(status: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """Return the job with an id, or all replicas of the job with a name; ranks led elsewhere are left out by name.
+    """Return the job with this ID, or all replicas with this name, leaving out members of pipelines led elsewhere.
 
     Raises:
         UsageError: no such job runs; the message lists those that do.
@@ -25,7 +25,7 @@ def find_jobs(status: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def find_job(status: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return one running job, by its id or by a name that no other one has.
+    """Return one running job by its ID, or by its name if no other job has that name.
 
     Raises:
         UsageError: no such job runs, or several have the name.

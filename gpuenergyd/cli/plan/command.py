@@ -136,7 +136,7 @@ def plan(  # noqa: PLR0913  each option is a parameter
 
 
 def plan_figures(given: PlanInput, planned: OfflinePlan) -> dict[str, Any]:
-    """Return the JSON document of the command; with a straggler, energies include waiting until its time."""
+    """Return the JSON document of the command; with a straggler, energies include waiting for it."""
     num_ranks = len(planned.orders)
     charged_until_s = given.request.target.straggler_time_s
 
@@ -205,7 +205,7 @@ def plan_figures(given: PlanInput, planned: OfflinePlan) -> dict[str, Any]:
 
 
 def held_microbatches(planned: OfflinePlan, num_chunks: int) -> list[float]:
-    """Return the largest number of microbatches that each stage holds at once; a chunk counts as its share of one."""
+    """Return the most microbatches that each stage holds at once; a chunk counts as a fraction of one."""
     held = Schedule("planned", 0, planned.orders)
     counts = [held.peak_inflight(rank) for rank in range(held.num_ranks)]
     return [count if num_chunks == 1 else count / num_chunks for count in counts]

@@ -21,7 +21,7 @@ from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflinePlanner
 from gpuenergyd.errors import UsageError
 
 _MAX_ROWS = 12
-"""Rows of the table that is printed when no instruction is named."""
+"""Rows of the table printed when no instruction is named."""
 
 
 def explain(  # noqa: PLR0913  each option is a parameter
@@ -90,7 +90,7 @@ def explain(  # noqa: PLR0913  each option is a parameter
 
 
 def _explain_job(job: RunningJobInput, planner: OfflinePlanner, names: Sequence[str], *, as_json: bool) -> int:
-    """Explain the plan in force of a running job; prices of time are those of the best plan for its target."""
+    """Explain the plan in force in a running job; marginal values of time come from the best plan for its target."""
     in_force = job.in_force
     if in_force is None:
         raise UsageError(

@@ -16,7 +16,7 @@ _WORD_OF_KIND = {kind: word for word, kind in KIND_OF_WORD.items()}
 
 
 def export_profile(job: RunningJobInput, path: Path) -> str:
-    """Write a profile CSV, or an instance JSON for a path that ends in .json; return the command that plans from it.
+    """Write a CSV profile, or a JSON instance if the path ends in .json; return the command that plans from the file.
 
     Raises:
         UsageError: the file exists or cannot be written, or a CSV cannot hold this pipeline.
@@ -58,7 +58,7 @@ def _csv_text(content: PlannerInstance) -> str:
 
 
 def _instance(content: PlannerInstance) -> dict[str, Any]:
-    """Return a pipeline in the form of planner instances."""
+    """Return a pipeline in the JSON form of planner instances."""
     graph, schedule = content.graph, content.schedule
     is_chunked = schedule.num_chunks > 1
     splits_backward = any(i.kind is InstructionKind.W for i in graph.instructions)

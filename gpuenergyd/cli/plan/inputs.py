@@ -30,9 +30,9 @@ class PlanInput:
     schedule: Schedule
     notes: tuple[str, ...] = field(default=())
     schedule_name: str = ""
-    """Name of the schedule that was asked for, auto where the planner chooses."""
+    """Name of the requested schedule; auto if the planner chooses the order."""
     fixes_order: bool = False
-    """Whether the file defines the order of instructions and the edges, so that options cannot change them."""
+    """Whether the file defines the order of instructions and their dependencies, so that options cannot change them."""
 
 
 def load_planner(policy: str) -> OfflinePlanner:
@@ -45,7 +45,7 @@ def load_planner(policy: str) -> OfflinePlanner:
     if policy not in points:
         names = ", ".join(sorted(points)) or "none installed"
         raise UnknownPolicyError(f"policy {policy!r} has no offline planner; policies with one: {names}")
-    # Planners compute on small arrays: to start a thread of OpenBLAS for each core takes longer than it can save.
+    # Planners use small arrays, for which starting OpenBLAS threads on all cores takes longer than they can save.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         planner: OfflinePlanner = points[policy].load()
@@ -55,7 +55,7 @@ def load_planner(policy: str) -> OfflinePlanner:
 
 
 def plan_input(path: Path, options: PlanOptions, content: PlannerInstance | None = None) -> PlanInput:
-    """Return the request described by a file and options; with `content`, `path` only names it in messages.
+    """Return the request that a file and options describe; if `content` is given, `path` is used in messages only.
 
     Raises:
         UsageError: the file or an option is invalid, or they contradict each other.
@@ -141,7 +141,7 @@ def _check_numbers(options: PlanOptions) -> None:
 
 
 def _check_power_cap(options: PlanOptions) -> None:
-    """Raise UsageError for a cap out of range, or together with options that it replaces or that are not planned."""
+    """Raise UsageError if the cap is out of range, or given with options that it replaces or does not support."""
     if options.power_cap_w is None:
         if options.window_s is not None:
             raise UsageError(f"--window-s {options.window_s:g}: only together with --power-cap-w")
@@ -169,7 +169,7 @@ def _check_power_cap(options: PlanOptions) -> None:
 
 
 def _check_flattest(options: PlanOptions) -> None:
-    """Raise UsageError for options whose plans are not made of clocks alone, or whose time is not chosen."""
+    """Raise UsageError if --flattest is given with options that it does not support."""
     for option, value in (
         ("--power-cap-w", options.power_cap_w is not None),
         ("--straggler-time-s", options.straggler_time_s is not None),
@@ -182,7 +182,7 @@ def _check_flattest(options: PlanOptions) -> None:
 
 
 def _check_waiting_power(path: Path, content: PlannerInstance | ProfileTable, options: PlanOptions) -> None:
-    """Raise UsageError for options whose energies know one power of waiting only."""
+    """Raise UsageError if --waiting-power is given with inputs that assume one power of waiting at all clocks."""
     if isinstance(content, PlannerInstance):
         raise UsageError(f"--waiting-power {options.waiting_power}: {path} has one power for all clocks, p_block_w")
     for option, given in (
@@ -195,7 +195,7 @@ def _check_waiting_power(path: Path, content: PlannerInstance | ProfileTable, op
 
 
 def _check_agreement(path: Path, instance: PlannerInstance, options: PlanOptions) -> None:
-    """Raise UsageError for options that contradict the pipeline defined by an instance file."""
+    """Raise UsageError if an option contradicts the pipeline that an instance file defines."""
     if options.schedule == AUTO_SCHEDULE:
         raise UsageError(f"--schedule auto: only for a profile CSV; {path} defines order and edges itself")
     own = (

@@ -1,4 +1,4 @@
-"""Profiles of a schedule's instructions from a profile table, with assumptions for those that it does not measure."""
+"""Profiles of a schedule's instructions from a profile table, with assumptions for instructions that it lacks."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,25 +9,25 @@ from gpuenergyd.errors import ProfileError
 from gpuenergyd.wire.profile_files import ProfileTable
 
 INPUT_GRADIENT_SHARE = 0.5
-"""Share of a full backward's time and energy assumed for its input gradient, where the table has no own rows for it."""
+"""Part of a backward's time and energy assumed for its input gradient, if the table has no separate rows for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostAssumptions:
-    """What is assumed of instructions that the table does not measure."""
+    """What is assumed about instructions that the table does not measure."""
 
     input_gradient_share: float = INPUT_GRADIENT_SHARE
-    """Share of the input gradient in a backward."""
+    """Part of a backward's time and energy that its input gradient takes."""
     split_overhead: float = 0.0
     """Time and energy that splitting a backward adds to it, as a ratio."""
     overlap_saving: float = 0.0
-    """Share of the time of a forward and a backward that running them together saves; their energies add up."""
+    """Part of the time of a forward and a backward that is saved by running them together; their energies are added."""
 
 
 def instruction_profiles(
     schedule: Schedule, keys: Iterable[InstructionClass], table: ProfileTable, assumed: CostAssumptions
 ) -> Mapping[InstructionClass, InstructionProfile]:
-    """Return the profile of every instruction class, by the model stage that its chunk computes.
+    """Return the profile of every instruction class, from the table's rows for the model stage of its chunk.
 
     Raises:
         ProfileError: a forward and a backward that run together were measured at no common clock.
@@ -53,7 +53,7 @@ def instruction_profiles(
 
 
 def cost_notes(keys: Iterable[InstructionClass], table: ProfileTable, assumed: CostAssumptions) -> list[str]:
-    """Return a line for the user about each assumption that these instructions need."""
+    """Return one line for the user about each assumption made for these instructions."""
     kinds = {key.kind for key in keys}
     notes = []
     if InstructionKind.I in kinds and not table.has_split_backward:
@@ -77,7 +77,7 @@ def cost_notes(keys: Iterable[InstructionClass], table: ProfileTable, assumed: C
 def _combined(
     schedule: Schedule, key: InstructionClass, table: ProfileTable, overlap_saving: float
 ) -> InstructionProfile:
-    """Return the profile of a combined instruction: its forward and its backward, at the clocks that both have."""
+    """Return the profile of a forward and a backward that run as one instruction, at the clocks measured for both."""
     pair = Instruction(key.pp_rank, key.kind, 0, key.chunk_index)
     forward_stage = schedule.stage_index(key.pp_rank, pair.forward_chunk_index)
     backward_stage = schedule.stage_index(key.pp_rank, pair.backward_chunk_index)

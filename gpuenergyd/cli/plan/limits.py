@@ -1,4 +1,4 @@
-"""Memory of each stage, as options of `gpuenergyd plan` state it: microbatches that fit, or bytes."""
+"""The memory of each stage as options of `gpuenergyd plan` give it: as microbatches that fit, or in bytes."""
 
 from gpuenergyd.core.pipeline.graph import Schedule
 from gpuenergyd.count_text import count_text
@@ -8,7 +8,7 @@ from gpuenergyd.errors import ScheduleError, UsageError
 def order_limits(
     text: str | None, free: str | None, activations: str | None, schedule: Schedule
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the microbatches that each rank may hold, and a note if they are assumed."""
+    """Return how many microbatches each rank may hold, and a note if that is assumed."""
     num_ranks = schedule.num_ranks
     plain = tuple(schedule.peak_inflight(rank) // schedule.num_chunks for rank in range(num_ranks))
     extra = extra_caps(free, activations, schedule)
@@ -28,7 +28,7 @@ def memory_limits(text: str | None, schedule: Schedule) -> tuple[int, ...]:
         return ()
     limits = _per_stage("--memory-limit-microbatches", text, schedule.num_ranks, least=1)
     for pp_rank, limit in enumerate(limits):
-        # Each chunk stores its share of a rank's activations.
+        # Each chunk stores an equal part of the activations of its rank.
         needed = schedule.peak_inflight(pp_rank) / schedule.num_chunks
         if needed > limit:
             raise ScheduleError(
@@ -39,7 +39,7 @@ def memory_limits(text: str | None, schedule: Schedule) -> tuple[int, ...]:
 
 
 def extra_caps(free: str | None, activations: str | None, schedule: Schedule) -> tuple[int, ...]:
-    """Return how many extra microbatches fit on each rank besides those of the plain schedule."""
+    """Return how many more microbatches fit on each rank than the plain schedule holds there."""
     if free is None and activations is None:
         return ()
     if free is None or activations is None:

@@ -44,7 +44,7 @@ def print_plan(given: PlanInput, figures: dict[str, Any]) -> None:
 
 
 def _time_line(figures: dict[str, Any]) -> str:
-    """Return how long the user waited, and what the planner needed of that."""
+    """Return one line on how long the command took, and how much of that the planner took."""
     solved = f"{figures['solve_cpu_s']:.2f} CPU s to solve"
     if figures["compile_cpu_s"]:
         solved += f" and {figures['compile_cpu_s']:.1f} CPU s to compile the planner (once)"
@@ -52,7 +52,7 @@ def _time_line(figures: dict[str, Any]) -> str:
 
 
 def _own_age_s() -> float:
-    """Return the time since this process was started, which includes the start of Python and all imports."""
+    """Return the time since this process started, which includes starting Python and importing modules."""
     started_ticks = process_start_ticks(os.getpid())
     assert started_ticks is not None  # it lives
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK")
@@ -86,7 +86,7 @@ def _summary_table(figures: dict[str, Any]) -> Table:
 
 
 def _order_lines(figures: dict[str, Any]) -> list[str]:
-    """Return what the order itself contributes, for plans whose order was chosen or is not the baseline's."""
+    """Return lines on what the order itself saves, if it was chosen or is not the order of the baseline."""
     is_chosen = figures["schedule"] == AUTO_SCHEDULE
     is_other = figures["own_order_time_s"] != figures["baseline_time_s"]
     if figures["own_order_saving_ratio"] is None or not (is_chosen or is_other):
@@ -115,7 +115,7 @@ def _order_lines(figures: dict[str, Any]) -> list[str]:
 
 
 def _waiting_lines(figures: dict[str, Any]) -> list[str]:
-    """Return what waiting at lower clocks contributes."""
+    """Return a line on what waiting at lower clocks saves."""
     waiting = figures.get("waiting")
     if waiting is None:
         return []
@@ -131,7 +131,7 @@ def _waiting_lines(figures: dict[str, Any]) -> list[str]:
 
 
 def _power_lines(figures: dict[str, Any]) -> list[str]:
-    """Return the power under a cap, how far the plan is from the fastest possible, and what the usual ways cost."""
+    """Return lines on the power under a cap, the gap to the fastest possible plan, and the cost of simpler methods."""
     if "power_cap_w" not in figures:
         return []
     window_s = figures["window_s"]
@@ -151,7 +151,7 @@ def _power_lines(figures: dict[str, Any]) -> list[str]:
 
 
 def _job_lines(figures: dict[str, Any]) -> list[str]:
-    """Return how the plan in force of a running job compares, and how to plan from an exported profile."""
+    """Return lines that compare the running job's plan in force, and tell how to plan from an exported profile."""
     if "job" not in figures:
         return []
     job, in_force, full_j = figures["job"], figures["job"]["in_force"], figures["baseline_energy_j"]
@@ -221,7 +221,7 @@ def _notes(given: PlanInput, figures: dict[str, Any]) -> list[str]:
 
 
 def swing_lines(figures: dict[str, Any]) -> list[str]:
-    """Return the swing of the plan in words; nothing where it is unknown."""
+    """Return one line on the power swing of the plan; empty if it is unknown."""
     if "swing" not in figures:
         return []
     swing = figures["swing"]

@@ -1,4 +1,4 @@
-"""A running job as the input of the offline planner: fitted profile, latencies, target, and the plan in force."""
+"""A running job as the planner's input: its fitted profile, latencies and target, and the plan now in force."""
 
 import json
 from contextlib import closing
@@ -22,35 +22,35 @@ from gpuenergyd.wire.instance_json import PlannerInstance
 from gpuenergyd.wire.operator_messages import JobFit
 
 _LIMIT_S = 60.0
-"""The policy host may be busy with a plan."""
+"""The policy host may be busy computing a plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedPlan:
-    """The plan that a job follows now, evaluated by the fitted profile."""
+    """The plan that a job follows now, with the time and energy that the fitted profile gives it."""
 
     schedule: Schedule
     graph: DependencyGraph
     profile: PipelineProfile
-    """With options at all clocks of the plan."""
+    """The fitted profile, extended to all clocks of the plan."""
     sm_clocks_mhz: dict[Instruction, int]
     iteration_time_s: float
-    """Without the job's time outside of the graph, and without the latency of clock changes."""
+    """Without the part of an iteration outside the graph, and without the latency of clock changes."""
     energy_j: float
 
 
 @dataclass(frozen=True, slots=True)
 class RunningJobInput:
-    """The planner's input of a running job."""
+    """The planner's input for a running job."""
 
     fit: JobFit
     given: PlanInput
     content: PlannerInstance
     in_force: EvaluatedPlan | None
-    """None while the job runs at full speed, or at power limits alone."""
+    """None while the job runs at full speed, or under power limits only."""
 
     def figures(self) -> dict[str, Any]:
-        """Return the JSON fields of the job, beside those of the plan."""
+        """Return the JSON fields about the job; those of the plan are added elsewhere."""
         plan, in_force, fitted = self.fit.plan, self.in_force, self.fit.fitted
         predicted = plan.predicted
         return {
@@ -75,7 +75,7 @@ class RunningJobInput:
 def running_job_input(name: str, socket: str | None, options: PlanOptions) -> RunningJobInput:
     """Ask the daemon for a job's fitted profile, and return it as the planner's input.
 
-    Without a target among the options it is the job's own; slowdowns and times are those of its iterations.
+    If the options set no target, the job's own is used; slowdowns and times refer to whole iterations of the job.
 
     Raises:
         UsageError: no such job runs, or an option contradicts it.
@@ -93,7 +93,7 @@ def running_job_input(name: str, socket: str | None, options: PlanOptions) -> Ru
 
 
 def _with_deadline(fit: JobFit, options: PlanOptions) -> PlanOptions:
-    """Return options whose target is a time of the graph: without what an iteration takes beyond it."""
+    """Return options whose target is a time for the graph, without the time that an iteration takes outside it."""
     fitted = fit.fitted
     if options.power_cap_w is not None:
         return options

@@ -1,4 +1,4 @@
-"""Peak, trough and ramp of a plan's power, for `gpuenergyd plan --json`; kept free of Rich, which is slow to import."""
+"""Peak, trough and ramp of a plan's power, for `gpuenergyd plan --json`; does not import Rich, which is slow."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The part of a planner's request that a profile table determines: schedule or given order, graph and profile."""
+"""The part of a planner's request that a profile table determines: its order of instructions, graph and profile."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from gpuenergyd.wire.profile_files import ProfileTable, read_order_file
 
 DEFAULT_SCHEDULE = "1f1b"
 AUTO_SCHEDULE = "auto"
-"""The schedule option with which the planner chooses the order."""
+"""The value of --schedule with which the planner chooses the order."""
 MAX_INSTRUCTIONS = 1_000_000
 
 
@@ -125,7 +125,7 @@ def _named_schedule(path: Path, name: str, table: ProfileTable, options: PlanOpt
 
 
 def _plain_in_chunks(path: Path, table: ProfileTable, options: PlanOptions) -> Schedule:
-    """Return 1F1B with neighbouring stages on one GPU, which run one after the other as if they were one stage."""
+    """Return 1F1B with neighbouring stages on each GPU, run one after the other as if they were a single stage."""
     num_chunks = options.chunks or 1
     if num_chunks < 1 or table.num_stages % num_chunks:
         raise ScheduleError(
@@ -163,7 +163,7 @@ def _family(name: str) -> ScheduleFamily:
 
 
 def _check_auto(options: PlanOptions) -> None:
-    """Raise UsageError for options that fix what the planner chooses."""
+    """Raise UsageError if an option sets what the planner has to choose."""
     if options.extra_inflight is not None:
         raise UsageError(
             f"--extra-inflight {options.extra_inflight}: --schedule auto chooses it; use --memory-limit-microbatches"
@@ -171,7 +171,7 @@ def _check_auto(options: PlanOptions) -> None:
 
 
 def reference_graph(schedule: Schedule, options: PlanOptions) -> DependencyGraph | None:
-    """Return the graph of plain 1F1B, if the schedule is another one with one stage per GPU."""
+    """Return the graph of plain 1F1B to compare with; None if the schedule is 1F1B, or has several stages per GPU."""
     if schedule.name == DEFAULT_SCHEDULE or schedule.num_chunks != 1:
         return None
     plain = make_schedule(DEFAULT_SCHEDULE, schedule.num_ranks, schedule.num_microbatches)

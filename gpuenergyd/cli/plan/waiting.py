@@ -1,7 +1,7 @@
-"""Power of waiting by clock for `gpuenergyd plan`: from a CSV file, or assumed as that of a GPU model.
+"""Power of waiting by clock for `gpuenergyd plan`: from a CSV file, or assumed to be that of a GPU model.
 
-Plugins offer assumed powers by entry points of the group `gpuenergyd.waiting_powers`: functions without parameters that
-return (clock in MHz, power in W) of each supported clock, by the key of the GPU model.
+Plugins provide assumed powers as entry points in the group `gpuenergyd.waiting_powers`: functions without parameters
+that return, by key of the GPU model, pairs (clock in MHz, power in W) for each supported clock.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ def given_waiting_power(text: str) -> tuple[WaitingPower, tuple[str, ...]]:
     """Return the curve that `--waiting-power` names, and a note if it is assumed.
 
     Raises:
-        UsageError: neither a file nor a model.
+        UsageError: the text names neither a file nor a GPU model.
         ProfileError: the file is invalid.
     """
     path = Path(text)

@@ -50,7 +50,7 @@ class RunRequest:
 class RunOption:
     """An option of the command: its flag, the name and help text of its value, and the conversion of that value.
 
-    Without a name of the value, the flag alone is the option.
+    An option with an empty `metavar` takes no value.
     """
 
     flag: str
@@ -110,11 +110,11 @@ RUN_OPTIONS: Mapping[str, RunOption] = {
     ),
     "socket": RunOption("--socket", "PATH", SOCKET_HELP, lambda text: Path(text).absolute()),
 }
-"""The options by their field of `RunRequest`, in the order of the help."""
+"""The options by their field in `RunRequest`, in the order of the help."""
 
 
 def run_request(command: Sequence[str], values: Mapping[str, str | None]) -> RunRequest:
-    """Return the request for a command and the texts of its options by field.
+    """Return the request for a command, given the text of each option by field.
 
     Raises:
         UsageError: no command, or an invalid value.
@@ -130,7 +130,7 @@ def run_request(command: Sequence[str], values: Mapping[str, str | None]) -> Run
 def parse_run_arguments(arguments: Sequence[str]) -> RunRequest | None:
     """Return the parsed arguments that follow `gpuenergyd run`, None if they ask for help.
 
-    Options end at `--` or at the first other word: everything from there on belongs to the program.
+    Options end at `--` or at the first word that is no option; from there on, all words belong to the program.
 
     Raises:
         UsageError: an unknown option, an option without its value, an invalid value, or no program.

@@ -1,6 +1,6 @@
-"""`gpuenergyd run`, declared for the list of commands, manual pages and completions; `arguments` parses it.
+"""`gpuenergyd run` as declared for the list of commands, manual pages and completions.
 
-The command line itself parses the arguments with `arguments`, so that the command runs without Typer.
+Its arguments are parsed by the module `arguments` instead, so that the command runs without Typer.
 """
 
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Start of a training program in an environment in which it attaches to the daemon."""
+"""Start of a training program, in an environment that makes it attach to the daemon."""
 
 import os
 import sys

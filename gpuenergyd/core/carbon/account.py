@@ -1,8 +1,8 @@
 """Carbon account of a job: emissions saved by running slower and by choosing the hours.
 
-Both savings refer to the same work on the job's own frontier: at its fastest plan from the same start, and at one
-constant point with the same total time. The frontier is a model; it is scaled to the measured energy of the work that
-was run, so that an error of its level cancels and only its shape matters.
+Both savings compare with the same work on the job's own frontier: at its fastest plan from the same start, and at one
+constant point with the same total time. The frontier is a model. It is scaled to the measured energy of the work that
+was run, so that an error in its level cancels and only its shape matters.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from gpuenergyd.errors import CarbonDataError
 
 @dataclass(frozen=True, slots=True)
 class WorkSlot:
-    """Tuned iterations of a job during one value of the intensity, which is None if unknown."""
+    """Tuned iterations of a job during one intensity interval; the intensity is None if unknown."""
 
     begin_at: datetime
     num_iterations: int
@@ -40,7 +40,7 @@ class WorkSlot:
 class JobCarbon:
     """Emissions of a job's tuned iterations, including the host if its power is known.
 
-    `unpriced_j` is the energy in hours of unknown intensity; it is part of no sum.
+    `unpriced_j` is the energy in hours of unknown intensity; it is in none of the sums.
     """
 
     savings: CarbonSavings
@@ -51,7 +51,7 @@ class JobCarbon:
     unpriced_j: float
     host_power_w: float
     model_scale: float
-    """Ratio of measured to modelled energy: the scale of the frontier."""
+    """Ratio of measured to modelled energy, by which the frontier is scaled."""
 
     @property
     def saved_by_plan_g(self) -> float | None:
@@ -112,7 +112,7 @@ def job_carbon(
 def _constant_speed_grams(
     lengths: Sequence[tuple[float, float]], num_iterations: int, speed_per_s: float, power_w: float
 ) -> float:
-    """Return the emissions of the work at one speed from the first slot on; the last slot takes all remaining work."""
+    """Return the emissions of the work at one constant speed; work beyond the last slot is billed at its intensity."""
     left_s = num_iterations / speed_per_s
     total_g = 0.0
     for number, (time_s, intensity) in enumerate(lengths):

@@ -20,9 +20,9 @@ class Forecast(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TimingValue:
-    """Recent upper bound of the savings from carbon timing, with perfect forecast; ratios of full-speed emissions.
+    """Upper bound of the recent savings from carbon timing, as ratios of full-speed emissions.
 
-    No forecast reaches it; it shows before a job starts whether timing is worthwhile in a zone.
+    The bound assumes a perfect forecast. It shows before a job starts whether timing is worthwhile in a zone.
     """
 
     constant_saving_ratio: float

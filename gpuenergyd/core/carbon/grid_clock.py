@@ -10,7 +10,7 @@ from gpuenergyd.errors import CarbonDataError
 
 @dataclass(frozen=True, slots=True)
 class GridClock:
-    """Maps host time to grid time: `host_at` corresponds to `grid_at`, and an hour of the grid takes `hour_s`."""
+    """Maps host time to grid time: `host_at` corresponds to `grid_at`, and a grid hour lasts `hour_s` of host time."""
 
     host_at: datetime
     grid_at: datetime
@@ -44,6 +44,6 @@ class GridClock:
         return grid_at if self.is_real_time else self.host_at + (grid_at - self.grid_at) / self.speed
 
     def hour_of(self, host_at: datetime) -> datetime:
-        """Return the begin of the grid hour at a host instant."""
+        """Return the start of the grid hour at a host instant."""
         at = self.to_grid(host_at)
         return at - timedelta(seconds=at.timestamp() % HOUR.total_seconds())

@@ -103,7 +103,7 @@ class HourlySeries:
     values: tuple[float, ...]
     unit: str = "g/kWh"
     is_fixed: bool = False
-    """Whether the values are one constant that the user has given, which is no reading of the grid."""
+    """Whether the values are one constant set by the user instead of readings of the grid."""
 
     def __post_init__(self) -> None:
         first = self.first_hour_at
@@ -116,7 +116,7 @@ class HourlySeries:
         return self.first_hour_at + len(self.values) * HOUR
 
     def index_of(self, instant: datetime) -> int:
-        """Return the position of the hour of an instant; it may be outside of the series."""
+        """Return the index of the hour that contains an instant; the index may be outside of the series."""
         return (instant - self.first_hour_at) // HOUR
 
     def until(self, instant: datetime) -> "HourlySeries":
@@ -126,9 +126,9 @@ class HourlySeries:
 
 
 def hourly_series(zone: str, samples: Iterable[IntensitySample]) -> HourlySeries | None:
-    """Return time-weighted hourly means, from the best status of each interval; None without samples.
+    """Return time-weighted hourly means, using the sample of best status for each interval; None without samples.
 
-    An hour that is known for less than half is NaN.
+    An hour is NaN if samples cover less than half of it.
     """
     best: dict[datetime, IntensitySample] = {}
     for sample in samples:
@@ -169,7 +169,7 @@ class ForecastHour:
 class ForecastSkill:
     """Reduction of the mean absolute error relative to the best naive forecast; 0.3 is 30 % smaller.
 
-    Naive forecasts are persistence, the same hour yesterday, the same hour a week ago, and its mean over 7 days.
+    Naive forecasts are persistence, the same hour yesterday, the same hour a week ago, and the hour's 7-day mean.
     """
 
     skill_1h_ratio: float
@@ -188,7 +188,7 @@ class CarbonForecast:
     hours: tuple[ForecastHour, ...]
     unit: str = "g/kWh"
     skill: ForecastSkill | None = None
-    """Skill of the last weeks; None while there is too little data."""
+    """Skill over the last weeks; None while there is too little data."""
 
     def value_at(self, instant: datetime) -> float | None:
         """Return the expected value at an instant; None beyond the forecast."""
@@ -209,13 +209,13 @@ class IntensityBasis(StrEnum):
 
     @property
     def is_current(self) -> bool:
-        """Whether the intensity holds now, instead of being a substitute for a value that is missing."""
+        """Whether the intensity is that of the current hour, instead of a substitute for a missing value."""
         return self in {IntensityBasis.FIXED, IntensityBasis.LIVE}
 
 
 @dataclass(frozen=True, slots=True)
 class StalenessRules:
-    """Maximum age of each basis before the next one is used."""
+    """Maximum age of each basis; beyond it the next basis is used."""
 
     live_max_age_s: float = 2 * 3600.0
     forecast_max_age_s: float = 24 * 3600.0
@@ -239,7 +239,7 @@ def intensity_now(
     *,
     rules: StalenessRules | None = None,
 ) -> IntensityNow:
-    """Return the current intensity: the last value while fresh, else the forecast or the same hour's mean, if any.
+    """Return the current intensity: the last value while fresh, else the forecast, else the mean of this hour of day.
 
     A history that ends in the future, because of a wrong clock, has age 0.
     """
@@ -267,7 +267,7 @@ def intensity_now(
 
 
 def same_hour_mean(history: HourlySeries, instant: datetime, num_days: int = 7) -> float | None:
-    """Return the mean of the last known values at an instant's hour of day; None if there is none."""
+    """Return the mean of the last `num_days` known values at an instant's hour of day; None if there is none."""
     index = history.index_of(instant)
     known = [v for v in reversed(history.values[(index % 24) :: 24]) if math.isfinite(v)][:num_days]
     return sum(known) / len(known) if known else None

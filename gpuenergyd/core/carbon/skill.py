@@ -1,6 +1,6 @@
-"""Live skill of this host's forecasts: each forecast is kept until its day is known, then compared.
+"""Live skill of this host's forecasts: each forecast is kept until its day has passed, then compared with the values.
 
-Only forecasts that were issued at the time count, compared with naive forecasts from the data of that time.
+Only forecasts issued at that time are compared; the naive forecasts use the data that was known then.
 """
 
 import math
@@ -14,17 +14,17 @@ from gpuenergyd.core.carbon.intensity import HOUR, CarbonForecast, ForecastSkill
 HOURS = 24
 KEPT_ORIGINS = 28 * 24
 LEAST_ORIGINS = 24
-"""Minimum number of compared forecasts for a skill."""
+"""Minimum number of compared forecasts for a skill to be reported."""
 _WEEK_HOURS = 168
 _NUM_ERRORS = 3
-"""Errors at 1 h, at 6 h, and their mean over 24 h."""
+"""Number of errors per forecast: at 1 h, at 6 h, and the mean over 24 h."""
 
 _Errors = tuple[float, float, float]
 
 
 @dataclass(slots=True)
 class LiveSkill:
-    """Forecasts that wait for measured values, and the errors of compared ones."""
+    """Forecasts waiting for measured values, and the errors of the forecasts compared already."""
 
     _waiting: dict[datetime, tuple[float, ...]] = field(default_factory=dict)
     _compared_errors: deque[tuple[_Errors, tuple[_Errors, ...]]] = field(
@@ -41,7 +41,7 @@ class LiveSkill:
             self._waiting.setdefault(forecast.issued_at, values)
 
     def update(self, history: HourlySeries) -> None:
-        """Compare the forecasts whose day is known; drop those still unknown a week later."""
+        """Compare the forecasts whose day is known; drop forecasts that still cannot be compared a week later."""
         for issued_at in sorted(self._waiting):
             if issued_at + HOURS * HOUR > history.end_at:
                 break

@@ -1,8 +1,9 @@
-"""Slowdown account of a job: the used slowdown budget and the longest iteration time that is still permitted.
+"""Slowdown account of a job: how much of the slowdown budget is used, and the longest iteration time still permitted.
 
-Theory of operation. The account is charged with measured times. It returns how slow the next slot may be so that full
-speed afterwards still balances it. A plan takes some iterations to take effect, iteration times scatter, and full speed
-may have become slower than the baseline; a reserve covers this, and the account is checked after every iteration.
+Theory of operation. The account is charged with measured times. It returns how slow the next slot may be such that
+running at full speed afterwards keeps the job within its budget. A plan takes effect some iterations late, iteration
+times scatter, and full speed may have become slower than the baseline. A reserve covers this, and the account is
+checked after every iteration.
 """
 
 import math
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 SETTLING_ITERATIONS = 8
-"""Upper bound of the iterations from a new target to the first iteration under its plan."""
+"""Upper bound on the number of iterations from a new target to the first iteration under its plan."""
 _DRIFT_PRIOR_ITERATIONS = 16
 _RESERVED_SIGMAS = 3.0
 _LEAST_RESERVE_RATIO = 0.02
@@ -20,7 +21,7 @@ _FULL_SPEED_RATIO = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class JobLength:
-    """Length of a job as given by its owner: iterations, hours of training, or a deadline."""
+    """Length of a job as given by its owner: number of iterations, hours of training, or a deadline."""
 
     num_iterations: int | None = None
     hours: float | None = None
@@ -36,10 +37,10 @@ class JobLength:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """Slowdown budget and the remaining time and work to balance it.
+    """Slowdown budget, and the remaining time and work in which the job must get back within it.
 
-    `left_s` is the remaining active time, infinite if only the work is limited; `work_s` is the remaining work as time
-    at full speed, None if unknown.
+    `left_s` is the remaining active time, infinite if only the work is limited. `work_s` is the time that the remaining
+    work takes at full speed, None if unknown.
     """
 
     budget_ratio: float
@@ -50,23 +51,23 @@ class Allowance:
 def charged_time_s(
     iteration_time_s: float, *, full_speed_time_s: float, permitted_time_s: float, is_own: bool
 ) -> float:
-    """Return the time that an iteration counts with in the slowdown of a job, in its account and in reports.
+    """Return the time charged for an iteration in the job's slowdown account and in reports.
 
-    A disturbed iteration (checkpoint, evaluation, stall) or one at straggler pace counts with the permitted time at
-    most, because the job's own share of the time is unknown.
+    A disturbed iteration (checkpoint, evaluation, stall) or one at straggler pace is charged at most the permitted
+    time, because the job's own share of its time is unknown.
     """
     return iteration_time_s if is_own else min(iteration_time_s, max(permitted_time_s, full_speed_time_s))
 
 
 @dataclass(slots=True)
 class SlowdownAccount:
-    """Time of a job beyond full speed over all phases, without disturbances and stragglers."""
+    """Time of a job beyond full speed, summed over all phases, without disturbances and stragglers."""
 
     num_iterations: int = 0
     full_speed_s: float = 0.0
     excess_s: float = 0.0
     drift_s: float = 0.0
-    """Part of the excess at a full-speed target after settling: drift of full speed itself, not caused by plans."""
+    """Part of the excess that accrued with full speed as the target, after settling: drift, not caused by plans."""
     drift_full_speed_s: float = 0.0
     num_at_full_speed: int = 0
     """Consecutive iterations with full speed as the target."""
@@ -99,26 +100,26 @@ class SlowdownAccount:
 
     @property
     def slowdown_ratio(self) -> float | None:
-        """Slowdown of the whole job so far; negative if it ran faster; None before the first iteration."""
+        """Slowdown since the job began; negative if it ran faster; None before the first iteration."""
         return self.excess_s / self.full_speed_s if self.full_speed_s > 0 else None
 
     def drift_ratio(self, full_speed_time_s: float) -> float:
-        """Return by how much iterations at full speed have recently become slower than the baseline; at least 0."""
+        """Return how much slower than the baseline full-speed iterations have become; at least 0."""
         known_s = self.drift_full_speed_s + _DRIFT_PRIOR_ITERATIONS * full_speed_time_s
         return max(0.0, self.drift_s / known_s)
 
     def reserve_s(self, full_speed_time_s: float, sigma_s: float, left_s: float) -> float:
-        """Return the reserve of the budget: drift of full speed over the remaining time, and scatter."""
+        """Return the time reserved for drift of full speed over the remaining time, and for scatter."""
         drift_s = self.drift_ratio(full_speed_time_s) * (left_s if math.isfinite(left_s) else 0.0)
         return drift_s + _RESERVED_SIGMAS * sigma_s + _LEAST_RESERVE_RATIO * full_speed_time_s
 
     def longest_time_s(
         self, full_speed_time_s: float, *, allowance: Allowance, slot_s: float, reserve_s: float = 0.0
     ) -> float:
-        """Return the longest iteration time of the next `slot_s` that full speed afterwards still balances.
+        """Return the longest iteration time in the next `slot_s` that full speed afterwards still makes up for.
 
-        Infinite if every time does. A slot longer than the remaining time has to balance over its whole length, because
-        the job may continue after it.
+        Infinite if there is no limit. A slot longer than the remaining time must stay within budget over its whole
+        length, because the job may continue after it.
         """
         work_s, left_s = allowance.work_s, allowance.left_s
         if work_s is None:
@@ -136,7 +137,7 @@ class SlowdownAccount:
     def _least_speed(
         self, budget_ratio: float, slot_s: float, left_s: float, reserve_s: float, full_speed_time_s: float
     ) -> float:
-        """Return the least speed of a slot (full speed is 1) with which the account balances after `left_s`."""
+        """Return the lowest speed in a slot (1 is full speed) that keeps the account within budget after `left_s`."""
         if left_s < slot_s:
             is_over_budget = self.excess_s + reserve_s > budget_ratio * self.full_speed_s
             left_s = slot_s = max(left_s, full_speed_time_s) if is_over_budget else slot_s

@@ -1,7 +1,7 @@
-"""Power over speed: the points of a time-energy frontier that are worth running or mixing, slowest first.
+"""Power against speed: the points of a time-energy frontier worth running or mixing, slowest first.
 
-An iteration of time T and energy E has speed 1/T and power E/T. Alternating between two points has the power on the
-line between them, so that only the lower convex hull matters. Points slower than the one of least energy never pay.
+An iteration of time T and energy E has speed 1/T and power E/T. Alternating between two points gives the power on the
+line between them, so only the lower convex hull matters. Points slower than the one of least energy never pay off.
 """
 
 import math
@@ -17,10 +17,10 @@ SpeedPoint = tuple[float, float]
 def speed_points(
     points: Sequence[tuple[float, float]], host_power_w: float = 0.0, *, until_least_energy: bool = True
 ) -> tuple[SpeedPoint, ...]:
-    """Return the hull of `(iteration_time_s, energy_j)` points, without noisy, duplicate and dominated ones.
+    """Return the convex hull of `(iteration_time_s, energy_j)` points, without duplicate and dominated ones.
 
-    Points slower than the one of least energy (host energy included) are dropped too; without `until_least_energy`
-    those slower than the one of least power.
+    Points slower than the one of least energy (host energy included) are dropped too. With `until_least_energy` False,
+    only points slower than the one of least power are dropped.
 
     Raises:
         CarbonDataError: no point is left, or a value is not a positive finite number.
@@ -48,7 +48,7 @@ def speed_points(
 
 
 def power_at(curve: Sequence[SpeedPoint], speed_per_s: float) -> float:
-    """Return the power at a speed, interpolated between two points; beyond the ends, the end's power."""
+    """Return the power at a speed, interpolated between two points; beyond the ends, that of the end point."""
     above = bisect_left(curve, (speed_per_s, -math.inf))
     if above == 0:
         return curve[0][1]

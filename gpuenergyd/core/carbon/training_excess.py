@@ -1,10 +1,10 @@
-"""Time that the plans of several replicas cost one training, for the account that the first replica's host keeps.
+"""Time that the plans of other replicas cost a training, charged to the account on the first replica's host.
 
-Theory of operation. Replicas end each iteration together. The account is charged with what an iteration took, but of an
-iteration that something else prolonged only with the permitted time (`charged_time_s`). The plan of another replica may
-be such a thing: while it is profiled, or until it has followed a new target. So each host counts what its own plans
-cost. What that grows by beyond the charges of the same time is charged to the account, too, but never more than recent
-iterations took: stalls, checkpoints and slow GPUs cost no budget, and nothing is charged twice.
+Theory of operation. Replicas end each iteration together. The account is charged with an iteration's time, but at most
+with the permitted time if something other than the plan prolonged it (`charged_time_s`). That something may be another
+replica's plan, while it profiles or before it has followed a new target. So each host reports what its own plans have
+cost. Growth of that cost beyond the charges of the same period is charged too, but never more than recent iterations
+really took. Stalls, checkpoints and slow GPUs therefore use no budget, and nothing is charged twice.
 """
 
 from collections import deque
@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 _RECENT_ITERATIONS = 32
-"""Iterations that a late report of another replica may refer to."""
+"""Number of recent iterations that a late report of another replica may refer to."""
 _MAX_SETTLING_ITERATIONS = 64
 
 
 @dataclass(slots=True)
 class PlanExcess:
-    """Time beyond full speed that a job's own plans have cost; slow hardware and disturbances are no plans."""
+    """Time beyond full speed caused by a job's own plans, without slow hardware and disturbances."""
 
     total_s: float = 0.0
     _permitted_s: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_SETTLING_ITERATIONS))
@@ -32,10 +32,10 @@ class PlanExcess:
         is_profiled: bool,
         settling_iterations: int,
     ) -> None:
-        """Add an iteration under a plan with the time that it was charged with, and the target at its begin.
+        """Add an iteration under a plan, with its charged time and the target at its start.
 
-        A profiling plan costs all that it takes, a tuned one at most what the targets of the last iterations permitted:
-        a new one takes effect later.
+        A trial is charged its full time. A tuned plan is charged at most what recent targets permitted,
+        because a new target takes effect some iterations later.
         """
         self._permitted_s.appendleft(permitted_time_s)
         if not is_profiled:
@@ -45,27 +45,27 @@ class PlanExcess:
 
 @dataclass(slots=True)
 class OtherPlansExcess:
-    """What plans of other replicas have cost and the account of this one was not charged with."""
+    """Cost of other replicas' plans that this job's account has not been charged with."""
 
     _reported_s: float | None = None
     _open_s: float = 0.0
-    """Reported, and neither charged nor found in an iteration yet; negative while the last charge was not reported."""
+    """Reported cost not yet matched with an iteration; negative while the last charge has not been reported."""
     _uncharged_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_ITERATIONS))
-    """By recent iteration, time that the account was not charged with."""
+    """For each recent iteration, the part of its time that the account was not charged with."""
 
     def report(self, excess_s: float) -> float:
-        """Return what to charge after a report of what other replicas' plans have cost so far in sum."""
+        """Return the time to charge after other replicas have reported the total cost of their plans."""
         if self._reported_s is not None:
             self._open_s += max(0.0, excess_s - self._reported_s)
         self._reported_s = excess_s
         return self._claim()
 
     def iteration(self, *, charged_excess_s: float, uncharged_s: float) -> float:
-        """Return what to charge after an iteration, beyond its own charge.
+        """Return the time to charge after an iteration, in addition to its own charge.
 
         Args:
-            charged_excess_s: what the account was charged with for it, beyond full speed.
-            uncharged_s: what it took beyond that.
+            charged_excess_s: the time beyond full speed charged for this iteration.
+            uncharged_s: the time of this iteration beyond that charge.
         """
         if self._reported_s is None:
             return 0.0

@@ -1,15 +1,15 @@
-"""Pace of a replica: its iteration time at full speed and without waits, estimated at any clocks.
+"""Pace of a replica: its iteration time at full speed without waits, estimated while it runs at any clocks.
 
-Replicas of a training end each iteration together, so that their iteration times are equal: that of the slowest. They
-differ in the times of their instructions. These are scaled to full speed class by class, by the measured slowness of
-each clock, and put into the pipeline's order. The estimate is therefore independent of the replica's own plan and of
-waits for other replicas; a throttled GPU increases it. Time between instructions (optimizer, gradient reduction) counts
-with its usual value, and so does gradient communication that is an instruction of its own.
+Replicas of a training end each iteration together, so all iteration times equal that of the slowest replica. Replicas
+differ in the times of their instructions. Each instruction class is scaled to full speed by the measured slowness of
+its clock, and the pipeline's iteration time is computed from these times. The estimate is therefore independent of the
+replica's own plan and of waits for other replicas; a throttled GPU increases it. Time between instructions (optimizer,
+gradient reduction) is included with its usual value, and so are gradient communications that are instructions.
 
-Slowness is learned from plans: a time at a clock over the time at full speed just before. A GPU that becomes slower or
-faster in between (a straggler that begins or ends) would be mistaken for an effect of the clock. Therefore a reading
-counts only if it is physically possible, agrees with those of neighbouring clocks, and the next time at full speed
-agrees with the one before.
+Slowness is learned from plans: the time at a clock divided by the time at full speed just before. If a GPU becomes
+slower or faster in between (a straggler begins or recovers), the change would be mistaken for an effect of the clock.
+A reading is therefore used only if it is physically possible, agrees with neighbouring clocks, and the next time at
+full speed agrees with the one before.
 """
 
 import math
@@ -24,25 +24,25 @@ from gpuenergyd.core.pipeline.plan import TRIALS, PlanPurpose
 from gpuenergyd.core.pipeline.timeline import makespan_s
 
 _USUAL_SHARE = 5
-"""The usual time between instructions is the lower quintile of the observed ones: waits come on top."""
+"""Divisor of the rank that gives the usual overhead: the lower quintile, because waits only add time."""
 _KEPT_OVERHEADS = 64
 _OUTLIER_RATIO = 1.3
-"""An instruction longer than this ratio of the usual time was disturbed."""
+"""An instruction that takes more than this multiple of its usual time was disturbed."""
 _WAIT_RATIO = 0.01
-"""Share of an iteration below which a wait is noise."""
+"""A wait shorter than this share of an iteration is treated as noise."""
 
 
 _RECENT = 3
-"""Full-speed iterations that are the reference of a clock's slowness: few, because a GPU may change."""
+"""Number of full-speed iterations used as reference for slowness: few, because a GPU may change."""
 _READINGS = 4
-"""Number of readings of one clock that determine its slowness; the GPU may have changed before later ones."""
+"""Number of readings per clock used for its slowness; before later readings the GPU may have changed."""
 _CHANGED_RATIO = 0.05
-"""Change of a time at full speed, or difference of a reading from its neighbours, beyond which the GPU has changed."""
+"""The GPU has changed if a full-speed time changes by more, or a reading differs more from its neighbours."""
 
 
 @dataclass(slots=True)
 class ClockSlowness:
-    """The slowness of all clocks of one replica's GPUs, by class of instruction."""
+    """Slowness of one replica's GPUs at each clock, by instruction class."""
 
     _full_speed_s: dict[InstructionClass, deque[float]] = field(default_factory=dict)
     _readings: dict[InstructionClass, dict[int, list[float]]] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class ClockSlowness:
     _top_clock_mhz: dict[InstructionClass, int] = field(default_factory=dict)
 
     def learn_full_speed(self, samples: Iterable[InstructionSample]) -> None:
-        """Learn the times at full speed, the reference of the readings that follow; drop those that it refutes."""
+        """Learn the times at full speed, the reference of later readings; drop readings that they contradict."""
         for sample in samples:
             key = sample.instruction_class
             clocks_mhz = {share.sm_clock_mhz for share in sample.shares}
@@ -65,7 +65,7 @@ class ClockSlowness:
                 recent_s.append(sample.time_s)
 
     def learn(self, samples: Iterable[InstructionSample]) -> None:
-        """Learn the slowness of the clocks of an iteration that tries them."""
+        """Learn the slowness of the clocks at which the instructions of an iteration ran."""
         for sample in samples:
             key = sample.instruction_class
             recent_s = self._full_speed_s.get(key)
@@ -90,7 +90,7 @@ class ClockSlowness:
         return self._at(key, sm_clock_mhz, except_mhz=0)
 
     def _at(self, key: InstructionClass, sm_clock_mhz: int, *, except_mhz: int) -> float | None:
-        """Return the slowness at a clock without the readings of one clock."""
+        """Return the slowness at a clock, leaving out the readings of `except_mhz`."""
         top_mhz = self._top_clock_mhz.get(key)
         if top_mhz is None:
             return None
@@ -110,14 +110,14 @@ class ClockSlowness:
         return known[above] + share * (known[below] - known[above])
 
     def _is_plausible(self, key: InstructionClass, sm_clock_mhz: int, slowness: float) -> bool:
-        """Return whether a reading is neither faster than full speed, nor slower than the clock, nor out of line."""
+        """Return whether a slowness is between 1 and the inverse clock ratio, and close to that of nearby clocks."""
         if not 1 - _CHANGED_RATIO <= slowness <= (1 + _CHANGED_RATIO) * self._largest(key, sm_clock_mhz):
             return False
         expected = self._at(key, sm_clock_mhz, except_mhz=sm_clock_mhz)
         return expected is None or abs(slowness / expected - 1) <= _CHANGED_RATIO
 
     def _drop_unconfirmed(self, key: InstructionClass) -> None:
-        """Drop the readings since the last time at full speed, unless nothing else is known: then they are better."""
+        """Drop the readings since the last time at full speed, unless there are no other readings."""
         readings, unconfirmed = self._readings.get(key, {}), self._unconfirmed.get(key, [])
         if sum(map(len, readings.values())) > len(unconfirmed):
             for sm_clock_mhz in unconfirmed:
@@ -133,7 +133,7 @@ class PaceEstimator:
 
     own_time_s: float | None = None
     num_readings: int = 0
-    """Number of estimates of `own_time_s` so far."""
+    """Number of times that `own_time_s` has been estimated."""
     _slowness: ClockSlowness = field(default_factory=ClockSlowness)
     _overheads_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_OVERHEADS))
 
@@ -152,21 +152,21 @@ class PaceEstimator:
         is_at_straggler_pace: bool = False,
         least_overhead_s: float | None = None,
     ) -> IterationObservation:
-        """Update the estimate; return the iteration with its wait for other replicas.
+        """Update the estimate; return the iteration with its wait for other replicas filled in.
 
         Args:
-            observation: the iteration; without `busy_s` only the slowness of clocks is learned.
+            observation: the iteration; without `busy_s`, only the slowness of clocks is learned.
             purpose: purpose of its plan.
             graph: dependency graph of the pipeline without latencies.
             is_at_straggler_pace: whether a straggler is known to set the pace.
-            least_overhead_s: least overhead among the other replicas, None if unknown; time beyond it is a wait.
+            least_overhead_s: smallest overhead among the other replicas, None if unknown; time beyond it is a wait.
         """
         samples = observation.instruction_samples
         if purpose is PlanPurpose.BASELINE:
             self._slowness.learn_full_speed(samples)
         observed = observation
         if observation.busy_s is not None:
-            # A negative overhead is an error of `busy_s`, which is not exact: it says nothing of the usual one.
+            # A negative overhead comes from an inexact `busy_s` and is not used for the usual overhead.
             overhead_s = observation.iteration_time_s - observation.busy_s
             if overhead_s >= 0 and not is_at_straggler_pace:
                 self._overheads_s.append(overhead_s)
@@ -185,7 +185,7 @@ class PaceEstimator:
         return observed
 
     def _estimate(self, samples: Iterable[InstructionSample], graph: DependencyGraph, overhead_s: float) -> None:
-        """Estimate the own time from instructions scaled to full speed, if the slowness of their clocks is known."""
+        """Estimate the replica's own time by scaling instructions to full speed, if all slownesses are known."""
         found: dict[InstructionClass, list[float]] = defaultdict(list)
         for sample in samples:
             key = sample.instruction_class

@@ -1,9 +1,9 @@
-"""Iterations in which some ranks of a pipeline still follow one plan, and others already the next.
+"""Iterations in which some ranks of a pipeline still follow the old plan while others already follow the next one.
 
-Ranks on several hosts cannot change plans at one instant without agreeing ahead on the iteration, which takes several
-iterations. A plan for a straggler's pace needs no such agreement if no mix of the two plans is slower than that plan:
-the replicas wait for the straggler in any case. No mix is slower than all instructions at the lower of their two
-clocks.
+Ranks on several hosts can only change plans together by agreeing in advance on the iteration, which takes several
+iterations. A plan for a straggler's pace needs no such agreement if no mix of the old and the new plan is slower than
+the new one, because the replicas wait for the straggler in any case. The slowest possible mix runs every instruction at
+the lower of its two clocks.
 """
 
 from collections import defaultdict
@@ -15,7 +15,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.pipeline.timeline import makespan_s
 
 MAX_MIXED_RATIO = 0.01
-"""Largest possible excess of a mixed iteration over one of the next plan; it lasts for an iteration or two."""
+"""Largest permitted excess time of a mixed iteration over one of the next plan; it lasts for one or two iterations."""
 
 
 def may_be_mixed(
@@ -25,13 +25,13 @@ def may_be_mixed(
     next_mhz: Sequence[int | None],
     top_mhz: Sequence[int],
 ) -> bool:
-    """Return whether no mix of two plans is slower than the next plan, up to `MAX_MIXED_RATIO`.
+    """Return whether no mix of two plans is slower than the next plan by more than `MAX_MIXED_RATIO`.
 
-    Times count as inverse to the clock, which overestimates what a lower clock costs.
+    Times are assumed inverse to the clock, which overestimates the cost of a lower clock.
 
     Args:
         graph: the pipeline.
-        full_speed: an iteration at full speed; without a time for each class nothing may be mixed.
+        full_speed: an iteration at full speed; returns False unless it has a time for each class.
         now_mhz: clocks of the plan in force in the graph's node order; None is full speed.
         next_mhz: clocks of the next plan.
         top_mhz: maximum clock of each rank.
@@ -52,7 +52,7 @@ def may_be_mixed(
 
 
 def node_clocks_mhz(schedule: Schedule, plan: ClockPlan) -> list[int | None]:
-    """Return the clocks of a plan rank by rank in program order, which is a graph's node order; None: full speed."""
+    """Return a plan's clocks in the graph's node order: rank by rank, in program order; None means full speed."""
     clocks = {rank.pp_rank: rank.sm_clocks_mhz for rank in plan.ranks}
     orders = enumerate(schedule.orders)
     return [mhz for pp_rank, order in orders for mhz in clocks.get(pp_rank, (None,) * len(order))]

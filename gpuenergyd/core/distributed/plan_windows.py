@@ -1,28 +1,28 @@
-"""Plan windows: agreement of the ranks of a pipeline across hosts on the plan of each iteration. No I/O, no clock.
+"""Plan windows: how the ranks of a pipeline across hosts agree on the plan of each iteration. No I/O, no clock.
 
 Theory of operation. A plan has clocks and, where the program allows another one, an order of instructions; without a
-plan a rank runs at full speed in its registered order. Messages between hosts may be late or lost, so that no protocol
-can make all ranks certain that all of them know of a plan. The protocol guarantees less: an iteration never runs under
-two plans, or else under two that may be mixed. A plan is valid for a *window*, the iterations [begin, end), and a rank
+plan a rank runs at full speed in its registered order. Messages between hosts may be late or lost, so no protocol can
+make all ranks certain that all of them know of a plan. The protocol guarantees less: an iteration never runs under two
+plans, except under two that may be mixed. A plan is valid for a *window*, the iterations [begin, end), and a rank
 follows it only within the windows that it has received. The leader
 
 1. proposes a plan; each member fetches its slice, has its own daemon validate and install it, and reports that;
-2. once all have installed it, grants a window that begins a few iterations ahead, so that all receive it before;
+2. once all have installed it, grants a window that begins a few iterations ahead, so that all receive it in time;
 3. extends the window again and again while every member reports and still has the plan installed, and the leader's
-   daemon judges the iterations: it guards the plan, and members do not;
+   daemon evaluates the iterations: only the leader guards the plan;
 4. lets the next plan begin only where the previous window ends, and never extends a window whose successor is granted;
-   while a successor is being installed or decided, the window is only kept from expiring;
-5. grants a profiling plan a short window: further iterations of it would cost energy and yield no information;
-6. makes a block at full speed by granting the plan its next window a few iterations after the end of the present one:
-   nothing has to be installed for it, and it ends at the same iteration on all ranks;
+   while a successor is being installed or decided on, the window is only kept from expiring;
+5. grants a trial a short window: further iterations of it would cost energy and yield no information;
+6. inserts a full-speed block by granting the plan its next window a few iterations after the end of the present one:
+   nothing has to be installed for the block, and it ends at the same iteration on all ranks;
 7. replaces a plan at once where a mix of both is not slower than the next one (`plan_mix`): the message that grants
-   the next plan a window from the next iteration on also revokes the plan before. Each member changes as soon as it
-   reads that, and one that does not follows the old plan until its window ends.
+   the next plan a window from the next iteration on also revokes the old plan. Each member changes as soon as it
+   reads the message; until then it follows the old plan, at most to the end of its window.
 
-Windows of different plans are therefore disjoint, whatever the order of messages, but for a replaced plan's. A member
-that receives a window late, or nothing until its window has expired, runs at full speed: it may waste energy, but it
-does not follow an old plan beside the others' new one, nor does it slow them down, unless they run an order in which
-they need its gradients sooner than it has them. A dead leader, a cut link or a lost store need no message: windows
+Windows of different plans are therefore disjoint in whatever order messages arrive, except when a plan is replaced at
+once. A member that receives a window late, or nothing until its window has expired, runs at full speed. It may waste
+energy, but it follows no outdated plan and does not slow the others down, unless they run an order in which they need
+its gradients sooner than it has them. A dead leader, a cut link or a lost store need no message: windows
 expire.
 """
 
@@ -31,14 +31,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 AHEAD_ITERATIONS = 2
-"""Minimum distance from the newest iteration to the begin of a window; a window lasts twice that unless extended."""
+"""Minimum number of iterations from the newest one to a window's begin; a window lasts twice that unless extended."""
 SHORT_WINDOW_ITERATIONS = 2
-"""Length of a profiling plan's window: one of two iterations may be disturbed by clock changes."""
+"""Length of a trial's window: one of its two iterations may be disturbed by clock changes."""
 MAX_AHEAD_ITERATIONS = 256
 _DROPPED_KEPT = 8
-"""Dropped plans that a follower remembers: a message that was under way must not bring them back."""
+"""Number of dropped plans that a follower remembers, so that a delayed message cannot restore them."""
 UNGUARDED_ITERATIONS = 32
-"""Iterations that a plan may run without the guard having seen any: energy counters may be slower than iterations."""
+"""Iterations that a plan may run unseen by the guard: energy counters may update less often than iterations end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,13 @@ class PlanWindow:
 class MemberState:
     """Last report of a member: its current iteration and the plans that its own daemon has installed.
 
-    Members that are reported together have the iteration of the one farthest behind, and of the one farthest ahead.
+    A combined report of several members has the iteration of the slowest one, and in `farthest_index` of the fastest.
     """
 
     iteration_index: int
     installed: frozenset[str]
     farthest_index: int = -1
-    """The iteration farthest ahead, if it is another one."""
+    """Iteration of the member farthest ahead, if it differs."""
 
     @property
     def newest_index(self) -> int:
@@ -76,11 +76,11 @@ class PlanWindowFollower:
     """A member's side: the windows received so far, in any order and any number of times."""
 
     _windows: dict[tuple[str, int], PlanWindow] = field(default_factory=dict)
-    """By plan and begin: a plan may have another window after a block at full speed."""
+    """Keyed by plan and begin: a plan may have another window after a block at full speed."""
     _dropped: deque[str] = field(default_factory=lambda: deque(maxlen=_DROPPED_KEPT))
 
     def update(self, windows: Iterable[PlanWindow]) -> None:
-        """Add windows from the leader; of two windows of one plan and begin the one with the later end is newer."""
+        """Add windows from the leader; between windows of equal plan and begin, the one that ends later is newer."""
         for window in windows:
             if window.plan_id in self._dropped:
                 continue
@@ -90,7 +90,7 @@ class PlanWindowFollower:
                 self._windows[key] = window
 
     def plan_for(self, iteration_index: int) -> str | None:
-        """Return the plan of an iteration, None for full speed; drops expired windows, so iterations must increase."""
+        """Return the plan of an iteration, None for full speed; drop expired windows, so iterations must increase."""
         for key in [key for key, window in self._windows.items() if window.end_iteration <= iteration_index]:
             del self._windows[key]
         return next((own.plan_id for own in self._windows.values() if own.covers(iteration_index)), None)
@@ -116,9 +116,9 @@ class PlanWindowGrantor:
     _proposed_at: int = 0
     _is_proposed_short: bool = False
     _replaceable: frozenset[str] = frozenset()
-    """Plans that the proposed one may replace at once."""
+    """Plans that the proposed plan may replace at once."""
     _others_until: int = 0
-    """The iteration before which some member may follow another plan than the current one."""
+    """Before this iteration some member may still follow a plan other than the current one."""
     _is_short: bool = False
     _previous: PlanWindow | None = None
     _current: PlanWindow | None = None
@@ -126,11 +126,11 @@ class PlanWindowGrantor:
     _block_iterations: int = 0
     """Length of the block at full speed that follows the current window; 0 without one."""
     revoked: str | None = None
-    """A plan that members must stop following before its window ends."""
+    """Plan that members must stop following before its window ends."""
     is_change_near: bool = False
-    """Whether another plan is expected soon: the current window is then kept short, so that it can begin soon."""
+    """Whether another plan is expected soon; the current window is then kept short, so that the plan can begin soon."""
     guarded_index: int | None = None
-    """The newest iteration that the guard has seen; None while there is no guard to wait for."""
+    """Newest iteration that the guard has seen; None while no guard is active."""
 
     @property
     def is_proposing(self) -> bool:
@@ -139,14 +139,14 @@ class PlanWindowGrantor:
 
     @property
     def plan_to_install(self) -> str | None:
-        """The plan that members should have installed: the proposed one, else the one in force."""
+        """The plan that members should have installed: the proposed one, otherwise the current one."""
         if self._proposed is not None or self._current is None or self._is_expiring:
             return self._proposed
         return self._current.plan_id
 
     @property
     def windows(self) -> tuple[PlanWindow, ...]:
-        """The windows to send to the members: the current and the previous one, without a revoked plan's."""
+        """The windows to send to the members: the current and the previous one, without that of a revoked plan."""
         granted = (self._previous, self._current)
         return tuple(window for window in granted if window is not None and window.plan_id != self.revoked)
 
@@ -163,9 +163,9 @@ class PlanWindowGrantor:
                 self._states[member] = state
 
     def propose(self, plan_id: str, *, is_short: bool = False, replaces: frozenset[str] = frozenset()) -> None:
-        """Propose a plan, in place of a proposed one that has no window yet.
+        """Propose a plan; it replaces an earlier proposal that has no window yet.
 
-        `is_short` is for profiling plans; `replaces` are plans that it may be mixed with.
+        `is_short` is for trials; `replaces` are plans that it may be mixed with.
         """
         self._proposed, self._proposed_at, self._is_proposed_short = plan_id, self.newest_iteration, is_short
         self._replaceable, self._block_iterations = replaces, 0
@@ -184,9 +184,9 @@ class PlanWindowGrantor:
         self.let_expire()
 
     def grant(self, ahead: int = AHEAD_ITERATIONS) -> bool:
-        """Grant or extend a window if one is due; return whether `windows` has changed.
+        """Grant or extend a window where necessary; return whether `windows` has changed.
 
-        `ahead` is an upper bound of the iterations that pass until all members have received a window.
+        `ahead` is an upper bound on the iterations that pass until all members have received a window.
         """
         ahead = min(max(ahead, AHEAD_ITERATIONS), MAX_AHEAD_ITERATIONS)
         if not self._are_reports_complete(ahead):
@@ -205,7 +205,7 @@ class PlanWindowGrantor:
         return self._extend(current, ahead)
 
     def _begin(self, plan_id: str, ahead: int) -> None:
-        """Grant the proposed plan its first window, at once if it may be mixed with the only plan that is followed."""
+        """Grant the proposed plan its first window, at once if it may be mixed with the only plan in use."""
         newest, current = self.newest_iteration, self._current
         is_alone = self._others_until <= newest + 1
         if current is not None:
@@ -219,10 +219,10 @@ class PlanWindowGrantor:
         self._proposed, self._is_expiring = None, False
 
     def _extend(self, current: PlanWindow, ahead: int) -> bool:
-        """Extend the current window if it ends soon; return whether it was."""
+        """Extend the current window if it ends soon; return whether it was extended."""
         newest = self.newest_iteration
         if self._is_short and newest < current.end_iteration + 2 * ahead:
-            return False  # a profiling plan; if all members had run it, there would soon be another
+            return False  # a trial; if all members had run it, another plan would follow soon
         kept = ahead if self._proposed is not None or self.is_change_near else 2 * ahead
         if newest + kept <= current.end_iteration:
             return False
@@ -246,7 +246,7 @@ class PlanWindowGrantor:
     def _may_extend(self, current: PlanWindow, ahead: int) -> bool:
         """Return whether a window may be extended: its plan is installed and guarded, and no proposal is stuck.
 
-        While a proposal is stuck, the current plan is not guarded: the guard judges the proposed one.
+        While a proposal is stuck, the current plan is not guarded, because the guard evaluates the proposed one.
         """
         newest = self.newest_iteration
         is_stuck = self._proposed is not None and newest - self._proposed_at > 4 * ahead

@@ -1,8 +1,8 @@
-"""Measured saving of following a straggler's pace: waiting iterations compared with following ones.
+"""Measured saving from following a straggler's pace: following iterations compared with waiting ones.
 
-Both kinds lasted as long as the straggler's iterations: their energies are comparable without a model. Following
-ones may be longer by the slowdown that the user permits; they use the more energy for it. Waiting iterations ran the
-replica's own tuned plan, or full speed if it has none.
+Both kinds last as long as the straggler's iterations, so their energies are comparable without a model. Following
+iterations may be longer by the slowdown that the user permits, which costs them energy. Waiting iterations run
+the replica's own tuned plan, or full speed if it has none.
 """
 
 from collections import deque
@@ -17,9 +17,9 @@ _SAME_PACE_RATIO = 0.03
 """Maximum relative difference of iteration times at one straggler pace."""
 _MIN_OF_EACH = 2
 _PACE_ITERATIONS = 3
-"""Number of the last waiting iterations whose median time is the pace of the straggler."""
+"""The straggler's pace is the median time of this number of latest waiting iterations."""
 _TimeAndEnergy = tuple[float, float]
-"""Iteration time and energy."""
+"""Iteration time in s and energy in J."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,10 @@ class StragglerSavingEstimator:
         is_plan_for_straggler: bool,
         permitted_ratio: float = 0.0,
     ) -> None:
-        """Add an iteration; those without energy and profiling iterations are ignored.
+        """Add an iteration; those without energy and those of trials are ignored.
 
-        A wait may look like a pause in which something else ran; such iterations differ in their time. The permitted
-        ratio is the slowdown that following iterations may have beyond the straggler's pace.
+        A wait may look like a pause for other work, whose iterations differ in time. `permitted_ratio` is the slowdown
+        beyond the straggler's pace that following iterations may have.
         """
         energy_j = observation.energy_j
         if energy_j is None or purpose is None or purpose in TRIALS:

@@ -1,14 +1,15 @@
 """Stragglers: the slowest replica of a training, and the pace at which the other replicas may run.
 
 Replicas synchronise once per iteration: replicas faster than the slowest wait for it and can run slower to save energy,
-until it has recovered. The comparison uses the time of each replica by itself at full speed
-(`core/distributed/pace.py`), so that a replica that waits or that a plan has slowed down is no straggler. Otherwise two
-replicas that follow a third one's pace would hold each other there.
+until it has recovered. The comparison uses each replica's own time at full speed (`core/distributed/pace.py`), so a
+replica that waits or was slowed down by a plan is not a straggler. Otherwise two replicas that follow the pace of a
+third would keep each other slow after it has recovered.
 
-Readings scatter, on a busy host by many percent. A straggler is therefore one by its last two, four or eight readings
-if their mean is further from that of the waiting replica than a multiple of its standard error, and a median over more
-readings is followed where single ones are not. A straggler that recovers soon was probably noise: the next one of that
-replica needs twice as many readings. A single slow reading makes a replica suspected: plans may be prepared for it.
+Readings scatter, on a busy host by many percent. A replica is therefore a straggler only if the mean of its last two,
+four or eight readings differs from that of the waiting replica by more than a multiple of its standard error. Where
+single readings are too noisy to follow, the median over more of them is. A straggler that recovers soon was probably
+noise: the next one needs twice as many readings. A single slow reading makes a replica suspected, for which plans may
+be prepared.
 
 Paces come from jobs of this daemon and, through clients, from replicas elsewhere. Time is an argument, in host
 monotonic seconds; a pace expires unless it is updated.
@@ -24,22 +25,22 @@ from statistics import mean, median
 from gpuenergyd.core.measurement.robust import MEDIAN_PER_MEAN_ERROR, NORMAL_PER_MAD
 
 _KEPT_READINGS = 16
-"""Readings of a replica that its scatter is estimated from."""
+"""Number of readings of a replica from which its scatter is estimated."""
 _MIN_DIFFERENCES = 3
-"""Differences of successive readings below which a scatter is not known, and counts as none."""
+"""With fewer differences of successive readings the scatter is unknown and taken as 0."""
 _NORMAL_PER_MEDIAN = NORMAL_PER_MAD / math.sqrt(2)
-"""Standard deviation over the median absolute difference of two readings, for a normal distribution."""
+"""Ratio of the standard deviation to the median absolute difference of two readings, for a normal distribution."""
 _AT_SIGMA = 4.0
-"""Distance of a reading, in standard deviations of the scatter, beyond which it is no noise."""
+"""A reading further off than this many standard deviations is not noise."""
 _ENTER_SIGMA = 4.5
-"""The same for a mean of readings, in its standard errors: there are many chances for a false alarm."""
+"""Threshold for a mean of readings, in its standard errors; higher, because it is tested often."""
 _SUSPECT_SIGMA = 2.0
-"""The same for one reading of a suspected straggler, which has no consequence but a plan that may be of no use."""
+"""Threshold for one reading of a suspected straggler; low, because the only cost is a plan that may go unused."""
 _ENTER_MEANS = (2, 4, 8)
-"""Numbers of readings whose mean may show a straggler: few are soon there, many show it in noise."""
+"""Numbers of readings whose mean may show a straggler: few react quickly, many detect it in noise."""
 _MEDIAN_READINGS = 8
 _MEDIAN_SIGMA = MEDIAN_PER_MEAN_ERROR / math.sqrt(_MEDIAN_READINGS)
-"""Standard error of the median of that number of readings over their standard deviation."""
+"""Standard error of the median of `_MEDIAN_READINGS` readings, relative to their standard deviation."""
 _SHORT_READINGS = 12
 """A straggler that recovers within this number of readings was probably noise."""
 _MAX_ENTER_READINGS = 64
@@ -52,23 +53,23 @@ class StragglerRules:
     enter_ratio: float = 0.03
     """A replica slower by more than this is a straggler; smaller differences are drift and noise."""
     enter_readings: int = 2
-    """Consecutive readings above `enter_ratio`: a single one may be a stall."""
+    """Consecutive readings above `enter_ratio` that make a straggler: a single one may be a stall."""
     leave_ratio: float = 0.015
     """A straggler slower by less than this in one reading has recovered."""
     change_ratio: float = 0.01
-    """Minimum change of the pace to follow: a faster pace at the first reading, a slower one after `enter_readings`."""
+    """Minimum change of the pace to follow: a faster pace after one reading, a slower one after `enter_readings`."""
     silent_s: float = 10.0
     silent_iterations: float = 5.0
-    """What a replica says expires after this many of its iterations, but not before `silent_s`."""
+    """A replica's report expires after this many of its iterations, but not before `silent_s`."""
 
     def counts_for_s(self, iteration_s: float) -> float:
-        """Return how long what a replica with such iterations says counts."""
+        """Return how long a report of a replica with this iteration time is valid."""
         return max(self.silent_s, self.silent_iterations * iteration_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Iteration time of a replica by itself, with the replica's name and the time of the reading."""
+    """Own iteration time of a replica, with the replica's name and the time of the reading."""
 
     own_time_s: float
     replica: str
@@ -86,7 +87,7 @@ class StragglerChange:
 
 @dataclass(slots=True)
 class _Waiting:
-    """Straggler that a replica waits for, and recent readings of slower replicas."""
+    """The straggler that a replica waits for, and recent readings of slower replicas."""
 
     straggler: Pace | None = None
     readings: list[Pace] = field(default_factory=list)
@@ -95,7 +96,7 @@ class _Waiting:
     times_s: deque[float] = field(default_factory=lambda: deque(maxlen=_MEDIAN_READINGS))
     """The last readings of the straggler since it became the slowest."""
     enter_readings: int = 0
-    """Readings that its next straggler needs; 0: as many as the rules say."""
+    """Readings required before its next straggler is recognised; 0 means the number in the rules."""
 
     def begin(self, straggler: Pace) -> None:
         self.straggler, self.num_readings = straggler, 0
@@ -110,13 +111,13 @@ class _Waiting:
         self.num_readings += 1
 
     def change(self, pace: Pace, num_readings: int) -> None:
-        """Follow another pace; only its own readings, the last ones, say whether it holds."""
+        """Follow another pace; from here on only readings taken at the new pace are used."""
         self.readings = [*self.readings, pace][-num_readings:]
         self.times_s.clear()
         self.times_s.extend(reading.own_time_s for reading in self.readings)
 
     def end(self, rules: StragglerRules) -> Pace | None:
-        """Wait no longer; return the straggler until now. After a short one the next needs more readings."""
+        """Stop waiting; return the straggler waited for. After a short one the next requires more readings."""
         before, self.straggler = self.straggler, None
         self.readings.clear()
         if before is not None:
@@ -133,10 +134,10 @@ class ReplicaGroup:
     rules: StragglerRules = field(default_factory=StragglerRules)
     _paces: dict[str, Pace] = field(default_factory=dict)
     _elsewhere: dict[str, Pace] = field(default_factory=dict)
-    """By job id, the slowest replica elsewhere that the job's client knows."""
+    """For each job id, the slowest replica on other hosts that the job's client knows."""
     _waiting: dict[str, _Waiting] = field(default_factory=dict)
     _readings_s: dict[str, deque[float]] = field(default_factory=dict)
-    """By replica, its last different readings."""
+    """For each replica, its last readings, without repetitions of the same value."""
 
     @property
     def job_ids(self) -> frozenset[str]:
@@ -165,9 +166,9 @@ class ReplicaGroup:
     def update_pace_elsewhere(
         self, job_id: str, pace: Pace | None, now_mono_s: float, *, is_news: bool = True
     ) -> tuple[StragglerChange, ...]:
-        """Update the slowest pace elsewhere, as reported to one job; None if there is none any more.
+        """Update the slowest pace on other hosts, as reported to one job; None if there is none any more.
 
-        A pace that is not new (`is_news` False) extends its lifetime and is not another reading.
+        With `is_news` False the pace is a known one: its lifetime is extended, but it is not another reading.
         """
         if pace is None:
             self._elsewhere.pop(job_id, None)
@@ -177,9 +178,9 @@ class ReplicaGroup:
         return self._changes((job_id,), now_mono_s, reading=pace if is_news else None)
 
     def suspected_time_s(self, job_id: str, now_mono_s: float) -> float | None:
-        """Return the pace of a replica that may be a straggler by its last reading; None without, or with a known one.
+        """Return the pace of a suspected straggler, by its last reading; None without one, or if one is confirmed.
 
-        A job may prepare for it: the next reading confirms it, or does not.
+        A job may prepare a plan for that pace, in case the next reading confirms it.
         """
         waiting, own = self._waiting.get(job_id), self._paces.get(job_id)
         slowest = self._slowest_of_others(job_id, now_mono_s)
@@ -229,7 +230,7 @@ class ReplicaGroup:
         )
 
     def _straggler(self, job_id: str, waiting: _Waiting, slowest: Pace, own: Pace) -> Pace | None:
-        """Return the straggler pace from now on: at most the fastest of the last readings."""
+        """Return the straggler with its pace from now on, which is at most the fastest of the last readings."""
         before, rules = waiting.straggler, self.rules
         sigma = self._sigma_of(job_id, slowest)
         num_needed = max(waiting.enter_readings, rules.enter_readings)
@@ -251,21 +252,21 @@ class ReplicaGroup:
         return replace(slowest, own_time_s=usual_s) if is_changed else before
 
     def _is_no_noise(self, waiting: _Waiting, own: Pace, sigma: float) -> bool:
-        """Return whether some mean of the last readings is further from the waiting replica's than chance explains."""
+        """Return whether some mean of recent readings is further from the waiting replica's own than noise explains."""
         own_s = list(self._readings_s.get(own.replica, (own.own_time_s,)))
         both_sigma = math.hypot(_scatter_ratio(own_s), sigma)
         times_s = [pace.own_time_s for pace in waiting.readings]
         for num in (num for num in _ENTER_MEANS if num <= len(times_s)):
             # Not less than the newest: both replicas may have become slower together.
             usual_s = max(own.own_time_s, mean(own_s[-num:]))
-            # Without the longest, which may be a stall.
+            # Without the longest reading, which may be a stall.
             is_beyond = mean(sorted(times_s[-num:])[:-1]) > usual_s * (1 + _ENTER_SIGMA * both_sigma / math.sqrt(num))
             if is_beyond:
                 return True
         return False
 
     def _keep(self, replica: str, own_time_s: float) -> None:
-        """Keep a reading for the scatter; the same value again is no new one."""
+        """Keep a reading for the scatter estimate; ignore a repetition of the same value."""
         kept = self._readings_s.setdefault(replica, deque(maxlen=_KEPT_READINGS))
         if not kept or kept[-1] != own_time_s:
             kept.append(own_time_s)
@@ -288,9 +289,9 @@ def _elsewhere_of(job_id: str) -> str:
 
 
 def _scatter_ratio(readings_s: Sequence[float]) -> float:
-    """Return the standard deviation of readings, relative to them, from the differences of successive ones.
+    """Return the relative standard deviation of readings, estimated from differences of successive ones.
 
-    A change of the pace is one difference among many and hardly counts.
+    A change of pace is only one difference among many and hardly affects it.
     """
     differences = [abs(b / a - 1) for a, b in pairwise(readings_s)]
     return _NORMAL_PER_MEDIAN * median(differences) if len(differences) >= _MIN_DIFFERENCES else 0.0

@@ -1,6 +1,6 @@
-"""Diagnosis of a host from given facts: problems and suggested fixes.
+"""Diagnosis of a host from collected facts: problems and suggested fixes.
 
-Level degraded marks what does not work or does harm, a note what could be better.
+Level `degraded` marks what does not work or does harm, `note` what could be better.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _NO_GPU_FIX = "check that the host has a GPU and that `nvidia-smi` lists it"
 
 
 class Subject(StrEnum):
-    """Checked component, in order of dependency."""
+    """Checked component; a component comes after those that it depends on."""
 
     SETTINGS = "settings"
     DRIVER = "driver"
@@ -47,7 +47,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Result of one check; with a fix unless the level is fine."""
+    """Result of one check; it has a fix unless the level is fine."""
 
     subject: Subject
     level: Level

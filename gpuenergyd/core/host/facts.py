@@ -53,9 +53,9 @@ class DaemonFacts:
     detail: str = ""
     is_observing: bool = False
     mode_note: str | None = None
-    """The daemon's line on a mode that was never set."""
+    """The daemon's hint if the mode was never set explicitly."""
     has_worker: bool = True
-    """Whether the GPU worker runs, without which the daemon neither reads nor sets a GPU."""
+    """Whether the GPU worker runs; without it the daemon neither reads nor sets a GPU."""
     degraded_reasons: tuple[str, ...] = ()
     uncontrolled_gpus: tuple[str, ...] = ()
     late_plans: str | None = None
@@ -100,7 +100,7 @@ class CarbonFacts:
     trouble: str | None = None
     newest_at: datetime | None = None
     is_fetched: bool = False
-    """Whether the fetcher process is required."""
+    """Whether the intensities come from the fetcher process, which must then be running."""
 
 
 @dataclass(frozen=True, slots=True)

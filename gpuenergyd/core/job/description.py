@@ -1,4 +1,4 @@
-"""Description of a job, and its pipeline ranks with the schedule that their orders form."""
+"""Description of a job, and its pipeline ranks with the schedule formed by their instruction orders."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ from gpuenergyd.errors import GpuEnergyError, JobError
 
 @dataclass(frozen=True, slots=True)
 class JobDescription:
-    """The properties of a job that its first rank registered with."""
+    """Properties of a job, as registered by its first rank."""
 
     job_id: str
     job_name: str
@@ -27,27 +27,27 @@ class JobDescription:
     target: PerformanceTarget
     length: JobLength = field(default_factory=JobLength)
     num_dp_ranks: int = 1
-    """Processes of a plain loop that end each iteration together; each one is a job of its own."""
+    """Number of processes of a plain loop that end each iteration together; each process is a job of its own."""
     dp_rank: int = 0
-    """The replica of the pipeline; of a plain loop, the process."""
+    """Index of the pipeline's replica; for a plain loop, index of the process."""
     num_stage_ranks: int = 1
-    """Tensor-, context- and expert-parallel ranks of each stage, which follow one plan."""
+    """Number of tensor-, context- and expert-parallel ranks of each stage, which follow one plan."""
     priority: int = 0
-    """Rank of the job among those of its host, 0 highest, as operators order it."""
+    """Position of the job in the operator's order of the host's jobs; 0 is highest."""
 
     @property
     def num_ranks(self) -> int:
-        """Training processes of the job, each with a GPU of its own."""
+        """Number of training processes of the job, each with its own GPU."""
         return self.num_pp_ranks * self.num_stage_ranks
 
     def rank_index(self, pp_rank: int, stage_rank: int) -> int:
-        """Return the number of a rank among all ranks of the job, stage by stage."""
+        """Return the index of a rank among all ranks of the job, counted stage by stage."""
         return pp_rank * self.num_stage_ranks + stage_rank
 
     def rank_name(self, pp_rank: int, stage_rank: int) -> str:
-        """Return the name of a rank in messages: the stage, and its number in the stage if there are several.
+        """Return the name of a rank in messages: its stage, and its index in the stage if the stage has several ranks.
 
-        The rank of a plain loop is its process, since each one is a job of its own.
+        A rank of a plain loop is named after its process, because each process is a job of its own.
         """
         if self.num_dp_ranks > 1:
             return f"rank {self.dp_rank}"
@@ -62,17 +62,17 @@ class JobRanks:
     own_gpus: dict[int, GpuView] = field(default_factory=dict)
     """The GPU of each rank, by `JobDescription.rank_index`."""
     gpus: dict[int, GpuView] = field(default_factory=dict)
-    """The GPUs of each stage as one, by pipeline rank."""
+    """The merged view of each stage's GPUs, by pipeline rank."""
     orders: dict[int, tuple[Instruction, ...]] = field(default_factory=dict)
     schedule: Schedule | None = None
     """None until all ranks have joined."""
     changed_ranks: dict[int, tuple[int, tuple[Instruction, ...]]] = field(default_factory=dict)
-    """Number of microbatches and order of the ranks that run another schedule, until all ranks do; by rank index."""
+    """Number of microbatches and order of ranks that already run another schedule, until all do; by rank index."""
     _graph: DependencyGraph | None = None
     _planned: tuple[Orders, DependencyGraph] | None = None
-    """The graph of the last orders that a plan brought."""
+    """The orders of the last plan that changed them, and their graph."""
     _waits: tuple[Mapping[int, tuple[Instruction, ...]], bool] | None = field(default=None, compare=False)
-    """The orders that were last searched for phases that wait, and whether there are any."""
+    """The orders last searched for waiting phases, and whether there were any."""
 
     @property
     def graph(self) -> DependencyGraph:
@@ -81,7 +81,7 @@ class JobRanks:
         return self._graph
 
     def graph_in(self, orders: Orders) -> DependencyGraph:
-        """Return the dependency graph of a plan's orders; empty orders are the registered ones."""
+        """Return the dependency graph of a plan's orders; empty orders mean the registered ones."""
         if not orders:
             return self.graph
         if self._planned is None or self._planned[0] != orders:
@@ -91,7 +91,7 @@ class JobRanks:
 
     @property
     def is_plain_loop(self) -> bool:
-        """Whether the job has a single rank that runs one instruction per iteration: a loop without a pipeline."""
+        """Whether the job is a loop without a pipeline: one rank with one instruction per iteration."""
         return self.description.num_pp_ranks == 1 and [len(order) for order in self.orders.values()] == [1]
 
     @property
@@ -104,7 +104,7 @@ class JobRanks:
 
     @property
     def num_hosts(self) -> int:
-        """Number of hosts that the GPUs are on."""
+        """Number of hosts with GPUs of the job."""
         return len({gpu.host for gpu in self.gpus.values()}) or 1
 
     @property
@@ -172,7 +172,7 @@ class JobRanks:
     def change_microbatches(
         self, pp_rank: int, order: tuple[Instruction, ...], num_microbatches: int, *, stage_rank: int = 0
     ) -> bool:
-        """Record that a rank runs another number of microbatches; return whether all ranks do now, and so the job.
+        """Record a rank's new number of microbatches; return whether the schedule was replaced as all ranks agree.
 
         Raises:
             JobError: the rank has not joined, it does not fit the other ranks of its stage, or the orders of all ranks
@@ -233,9 +233,9 @@ def _schedule_of(
 
 
 def stage_gpu(pp_rank: int, gpus: Sequence[GpuView]) -> GpuView:
-    """Return the GPUs of a stage as one: common clocks, limits and profiles, the slowest clock changes, summed powers.
+    """Merge a stage's GPUs: common clocks, limits and profiles, the slowest clock changes, the sum of powers.
 
-    The merge of merged GPUs is that of all. UUID and model name are those of the first.
+    Merged GPUs can be merged again. UUID and model name are those of the first GPU.
 
     Raises:
         JobError: the GPUs are on several hosts, or have no clock in common.

@@ -1,4 +1,4 @@
-"""Slowdown guard: compares the iterations of a plan with the baseline, independent of the policy's prediction."""
+"""Slowdown guard: compares a plan's iterations with the baseline, independently of the policy's prediction."""
 
 import math
 from collections import defaultdict
@@ -16,24 +16,23 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 _CHANGED_AT_SIGMA = 2.5
 _LEAST_BEFORE = 2
-"""Iterations under earlier plans that an instruction at the same clock is compared with."""
+"""Minimum iterations under earlier plans with which an instruction at the same clock is compared."""
 
 
 class Finding(StrEnum):
     """Findings of the guard about a plan."""
 
     TOO_SLOW = "too slow"
-    """Slower than the target by more than the budget: the plan is wrong, or the job has become slower. The job goes
-    back to full speed."""
+    """Slower than the target by more than the budget: the plan is wrong, or the job has become slower. The job returns
+    to full speed."""
     FULL_SPEED_IS_FASTER = "full speed is faster"
-    """Slower than the target, but not than the one that the plan was made for: full speed has become faster. No fault,
-    but the job goes back to full speed to be planned again."""
+    """Too slow for the present target, but not for the one that the plan was made for, because full speed has become
+    faster. Not a fault, but the job returns to full speed and is planned again."""
     STAGE_IS_FASTER = "stage is faster"
-    """Faster than when the plan began, so it waits for stages that were slowed for it: no fault, but the job goes back
-    to full speed to be planned again."""
+    """A stage is faster than when the plan began and waits for the others, which were slowed down to its former speed.
+    Not a fault, but the job returns to full speed and is planned again."""
     JOB_IS_FASTER = "job is faster"
-    """Much faster than predicted: no fault, and the plan stays while a block at full speed shows no change of the job.
-    """
+    """Much faster than predicted. Not a fault; the plan stays unless a full-speed block shows that the job changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,49 +41,49 @@ class GuardRules:
 
     budget_ratio: float = 0.01
     windows: tuple[int, ...] = (4, 8, 16)
-    """Numbers of regular iterations of one plan over which medians are checked: short windows react soon, long ones are
-    precise. In the shortest one most iterations must be too slow: in half of them, clocks may have risen late by
-    chance."""
+    """Numbers of a plan's regular iterations over which medians are checked: short windows react quickly, long ones are
+    precise. In the shortest window more than half of the iterations must be too slow, because clocks may happen to
+    rise late in half of them."""
     gross_ratio: float = 0.05
     gross_iterations: int = 2
-    """Consecutive iterations that must all exceed `gross_ratio`, which is then not chance."""
+    """Consecutive iterations that must all exceed `gross_ratio`, so that it is not due to chance."""
     certainty_sigma: float = 2.0
-    """Distance of a median beyond the budget, in its standard errors, before it counts."""
+    """A median must exceed the budget by this many of its standard errors."""
     faster_ratio: float = 0.05
     faster_instruction_ratio: float = 0.02
-    """Speed-up of one kind of instruction since the plan began: the slack that the plan relied on may have gone."""
+    """Speed-up of one kind of instruction since the plan began, from which on the plan's slack may be gone."""
     first_iterations: tuple[int, int] = (3, 8)
-    """Minimum and maximum number of iterations at the begin of a plan that later ones are compared with."""
+    """Minimum and maximum number of a plan's first iterations with which later ones are compared."""
 
 
 @dataclass(slots=True)
 class GuardWindow:
-    """The first iteration that the guard looks at, and the target that the plan in force was made, or kept, for."""
+    """First iteration that the guard checks, and the target for which the current plan was made or kept."""
 
     since: int = 0
     target: PerformanceTarget | None = None
     num_faster_checks: int = 0
-    """Full-speed blocks because the job was faster under the plan in force than expected."""
+    """Number of full-speed blocks run because the job was faster than expected under the current plan."""
     next_faster_check_at: int = 0
-    """The first iteration at which the next such block may begin."""
+    """First iteration at which the next such block may begin."""
     checked_from: int | None = None
-    """The first iteration of such a block, until its result is known."""
+    """First iteration of such a block, until its result is known."""
     num_faster_returns: int = 0
-    """Returns to full speed because something was faster than expected, since the job last changed."""
+    """Number of returns to full speed because something was faster than expected, since the job last changed."""
     next_faster_return_at: int = 0
-    """The first iteration at which there may be another one."""
+    """First iteration at which the next such return may happen."""
 
     plan_target: PerformanceTarget | None = None
-    """The target when the plan in force began."""
+    """Target at the time when the current plan began."""
 
     def begin_plan(self) -> None:
-        """Begin to look at another plan: forget that the job was faster than expected under an earlier one."""
+        """Start guarding another plan: reset the checks for a job that is faster than expected."""
         self.plan_target = self.target
         self.num_faster_checks = self.next_faster_check_at = 0
         self.checked_from = None
 
     def expect(self, target: PerformanceTarget | None, *, since: int) -> None:
-        """Compare later iterations with another target."""
+        """Compare iterations from `since` on with another target."""
         self.target = target
         self.since = max(self.since, since)
 
@@ -100,10 +99,10 @@ def evaluate(
     at_full_speed: Sequence[IterationObservation] = (),
     is_prediction_outdated: bool = False,
 ) -> tuple[Finding, str] | None:
-    """Return a finding about a plan with its log line, or None; `recent` are its regular iterations, newest last.
+    """Return a finding about a plan with its log message, or None; `recent` are its regular iterations, newest last.
 
-    `before` are iterations under the plans directly before it for the same target, which count where the plan itself is
-    late from its first iteration on; `at_full_speed` are those of the baseline.
+    `before` are iterations under the preceding plans for the same target. They are included where the plan is too slow
+    from its first iteration on. `at_full_speed` are iterations of the baseline.
     """
     target_s = target.iteration_time_s(baseline.iteration_time_s)
     times_s = [o.own_time_s for o in recent]
@@ -142,11 +141,11 @@ def evaluate(
 def _faster_instruction(
     recent: Sequence[IterationObservation], newest: Sequence[IterationObservation], rules: GuardRules
 ) -> str | None:
-    """Return the log line for a kind of instruction that became faster under a plan; None if none did.
+    """Return the log message for a kind of instruction that became faster under a plan; None if none did.
 
-    The iteration time may be unchanged: a stage that has become faster waits for the stages that were slowed for it.
-    Under a plan that is too new to say, instructions are compared with the same ones at the same clock under the plans
-    before it, which `newest` contains, too.
+    The iteration time may be unchanged, because a faster stage waits for the stages that were slowed down to its pace.
+    While a plan has too few iterations, its instructions are compared with the same ones at the same clock under the
+    plans before it, which `newest` also contains.
     """
     num_last = rules.windows[0]
     at_least, at_most = rules.first_iterations
@@ -170,7 +169,7 @@ def _faster_instruction(
 def _faster_at_the_same_clock(
     first: Sequence[IterationObservation], last: Sequence[IterationObservation], rules: GuardRules
 ) -> str | None:
-    """Return the log line for a kind of instruction that became faster at a clock; None if none did."""
+    """Return the log message for a kind of instruction that became faster at a clock; None if none did."""
     num_last = rules.windows[0]
     then, now = _all_times_at_clocks_s(first), _all_times_at_clocks_s(last)
     for what, mhz in then.keys() & now.keys():
@@ -186,9 +185,9 @@ def _faster_at_the_same_clock(
 def _above_full_speed(
     last: Sequence[IterationObservation], at_full_speed: Sequence[IterationObservation], rules: GuardRules
 ) -> str | None:
-    """Return the log line for a kind of instruction that runs at a higher clock than at full speed; None if none does.
+    """Return the log message for a kind of instruction that runs above its full-speed clock; None if none does.
 
-    What limited the clock of its GPU at full speed, as heat does, has gone.
+    Such a clock means that whatever limited the GPU's clock at full speed, such as heat, has gone.
     """
     if len(last) < rules.windows[0]:
         return None
@@ -202,7 +201,7 @@ def _above_full_speed(
 
 
 def _highest_clocks_mhz(observations: Sequence[IterationObservation]) -> dict[str, int]:
-    """Return the highest clock at which each kind of instruction ran from begin to end."""
+    """Return the highest clock at which each kind of instruction ran from start to end."""
     found: dict[str, int] = defaultdict(int)
     for sample in (own for observation in observations for own in observation.instruction_samples):
         if len(sample.shares) == 1 and not sample.kind.is_wait:
@@ -211,7 +210,7 @@ def _highest_clocks_mhz(observations: Sequence[IterationObservation]) -> dict[st
 
 
 def _all_times_at_clocks_s(observations: Sequence[IterationObservation]) -> dict[tuple[str, int], list[float]]:
-    """Return the times of each kind of instruction at each clock that it ran at from begin to end."""
+    """Return the times of each kind of instruction, by the clock at which it ran from start to end."""
     times_s: dict[tuple[str, int], list[float]] = defaultdict(list)
     for sample in (own for observation in observations for own in observation.instruction_samples):
         if len(sample.shares) == 1 and not sample.kind.is_wait:
@@ -222,10 +221,10 @@ def _all_times_at_clocks_s(observations: Sequence[IterationObservation]) -> dict
 def _is_faster_at_some_clock(
     what: str, first: Sequence[IterationObservation], recent: Sequence[IterationObservation], rules: GuardRules
 ) -> bool:
-    """Return whether an instruction became faster at the same clock, not only because a clock changed earlier.
+    """Return whether an instruction became faster at an unchanged clock, not only because a clock change came earlier.
 
-    Where no instruction ran at the same clock from begin to end, cycles are compared: at a higher clock they are no
-    fewer.
+    If no instruction ran at one clock from start to end, clock cycles are compared: a higher clock never needs fewer
+    cycles.
     """
     newest = recent[-rules.windows[0] :]
     then, last = _times_at_clocks_s(what, first), _times_at_clocks_s(what, newest)
@@ -235,14 +234,14 @@ def _is_faster_at_some_clock(
 
 
 def _mean_cycles(what: str, observations: Sequence[IterationObservation]) -> float:
-    """Return the clock cycles of a kind of instruction, in millions."""
+    """Return the mean clock cycles of a kind of instruction, in millions."""
     samples = [own for o in observations for own in o.instruction_samples if _name(own) == what]
     cycles = sum(own.count * share.time_s * share.sm_clock_mhz for own in samples for share in own.shares)
     return cycles / max(1, sum(own.count for own in samples))
 
 
 def _times_at_clocks_s(what: str, observations: Sequence[IterationObservation]) -> dict[int, float]:
-    """Return the median time of a kind of instruction at each clock that it ran at from begin to end."""
+    """Return the median time of a kind of instruction, by the clock at which it ran from start to end."""
     times_s: dict[int, list[float]] = defaultdict(list)
     for observation in observations:
         for sample in observation.instruction_samples:
@@ -254,9 +253,9 @@ def _times_at_clocks_s(what: str, observations: Sequence[IterationObservation]) 
 def what_changed(
     before: Sequence[IterationObservation], now: Sequence[IterationObservation], *, at_least_ratio: float
 ) -> str | None:
-    """Return the log line for the largest change between two sets of full-speed iterations; None without a change.
+    """Return the log message for the largest change between two sets of full-speed iterations; None without a change.
 
-    Compares each kind of instruction on each rank, and the whole iteration; a change must also be beyond chance.
+    Compares the whole iteration and each kind of instruction on each rank; only significant changes are reported.
     """
     then_s, now_s = _times_s(before), _times_s(now)
     changed = {}
@@ -284,7 +283,7 @@ def _times_s(observations: Sequence[IterationObservation]) -> dict[str, list[flo
 def _may_be_chance(before_s: Sequence[float], now_s: Sequence[float]) -> bool:
     """Return whether the medians of two sets of times may differ by chance.
 
-    Few times do not know their own scatter, which is therefore the larger one of both sets.
+    Few values underestimate their own scatter, so the larger scatter of the two sets is used.
     """
     scatter = max(_scatter_ratio(before_s), _scatter_ratio(now_s))
     sigma = MEDIAN_PER_MEAN_ERROR * scatter * math.sqrt(1 / len(before_s) + 1 / len(now_s))
@@ -292,13 +291,13 @@ def _may_be_chance(before_s: Sequence[float], now_s: Sequence[float]) -> bool:
 
 
 def _scatter_ratio(values: Sequence[float]) -> float:
-    """Return the standard deviation of values, relative to their median."""
+    """Return the robust standard deviation of values, relative to their median."""
     middle = median(values)
     return robust_sigma(abs(value - middle) for value in values) / middle
 
 
 def _mean_times_s(observation: IterationObservation) -> dict[str, float]:
-    """Return the mean time of each kind of instruction in one iteration, over all its clocks; waits say nothing."""
+    """Return the mean time of each kind of instruction in one iteration, over all its clocks, without waits."""
     totals: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
     for sample in (own for own in observation.instruction_samples if not own.kind.is_wait):
         time_s, count = totals[_name(sample)]

@@ -1,12 +1,12 @@
-"""The plans of a job: which plan was sent under which epoch, what its iterations are for, and which plans are kept.
+"""A job's plans: the epoch under which each plan was sent, the purpose of its iterations, and which plans are kept.
 
-A job lives for weeks and each new target may need a new plan, so the number of kept plans is bounded. Kept are:
+A job runs for weeks and each new target may need a new plan, so the number of kept plans is bounded. Always kept are:
 
 - the newest plans, because a late report may name one of their epochs;
-- the plans of iterations that are still kept, because a policy takes an iteration of an unknown plan for full speed;
+- the plans of kept iterations, because a policy takes an iteration of an unknown plan for full speed;
 - the newest tuned plan in the registered order, because a job may have to return to that order at any time.
 
-Of the others the oldest is dropped first, and profiling plans last, because a policy finds in them what it has tried.
+Of the others the oldest is dropped first, but trials last, because they show a policy what it has tried.
 """
 
 import itertools
@@ -20,22 +20,22 @@ from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, TRIALS, ClockPlan, P
 from gpuenergyd.core.pipeline.reorder import Orders
 
 PROOF_PLAN_ID = "proof"
-"""Full-speed blocks between tuned iterations."""
+"""Plan id of full-speed blocks between tuned iterations."""
 ITERATIONS_AHEAD = 3
 """A plan decided after iteration i reaches every rank with the reply to report i+1, which is read during i+2.
 
-That is so for programs that wait for their GPU; others launch later iterations by then."""
+This holds for programs that wait for their GPU; other programs have launched later iterations by then."""
 _EPOCHS_KEPT = 64
-"""Epochs that are still known; a rank that follows an older one counts as following no plan."""
+"""Number of epochs remembered; a rank that follows an older one is treated as following no plan."""
 _NEWEST_KEPT = 2 * _EPOCHS_KEPT
-"""Plans whose iterations may still be unreported, or wait for the GPUs' energy counters."""
+"""Number of plans whose iterations may still be unreported, or wait for the GPUs' energy counters."""
 MAX_PLANS_KEPT = 384
-"""More than `_NEWEST_KEPT` and one for each iteration that a job keeps."""
+"""More than `_NEWEST_KEPT` plus one plan for each iteration that a job keeps."""
 _BASELINE_PLAN = baseline_plan()
 _SAME_TIME_RATIO = 1e-3
 SETTLING_ITERATIONS = 2
-"""Iterations from the first one under another power limit or profile on that do not count: they are set while it runs,
-and GPUs take up to half a second to follow a limit (V100, measured)."""
+"""Number of iterations excluded after a change of power limit or profile: the change is made during the iteration, and
+GPUs take up to half a second to follow a limit (measured on a V100)."""
 
 Purposes: TypeAlias = Mapping[str | None, PlanPurpose]
 """The purpose of each plan's iterations, by plan id."""
@@ -58,30 +58,30 @@ class IssuedPlansSnapshot:
 
 @dataclass(slots=True)
 class IssuedPlans:
-    """A job's plans, oldest first; the last is in force, or will be at its first iteration."""
+    """A job's plans, oldest first; the last one is in force or the next to begin."""
 
     kept: list[ClockPlan] = field(default_factory=list)
     num_dropped: dict[PlanPurpose, int] = field(default_factory=dict)
-    """Number of dropped plans by purpose, since the job was last profiled from the beginning."""
+    """Number of dropped plans by purpose, since trials last started over."""
     last_apply_at: int = 0
-    """The first iteration of the plan that was sent last."""
+    """First iteration of the newest plan sent."""
     _id_of_epoch: dict[int, str] = field(default_factory=lambda: {0: BASELINE_PLAN_ID})
     _target_when_made_s: dict[str, float] = field(default_factory=dict)
-    """The iteration time target that each tuned plan was made for."""
+    """Target iteration time for which each tuned plan was made."""
     _for_straggler: set[str] = field(default_factory=set)
     _awaited: tuple[int, int] | None = None
-    """Epoch of the plan that was sent last, and the last iteration that was reported before it, had it been sent as
-    late as possible; None once it was followed."""
+    """Epoch of the newest plan sent, and the last iteration reported before it, assuming that it was sent as late as
+    possible; None once the plan is followed."""
     _power_limits_w: tuple[tuple[int, float], ...] = ()
-    """The power limits of the plan that was sent last."""
+    """Power limits of the newest plan sent."""
     _power_profiles: tuple[tuple[int, int], ...] = ()
-    """Its workload power profiles."""
+    """Workload power profiles of the newest plan sent."""
     _settling_from: list[int] = field(default_factory=list)
-    """The first iterations under other power limits or profiles than before."""
+    """First iterations under changed power limits or profiles."""
 
     @property
     def current(self) -> ClockPlan:
-        """The plan in force, or the one that will be at its first iteration."""
+        """The plan in force, or the newest plan sent if it has yet to begin."""
         return self.kept[-1] if self.kept else _BASELINE_PLAN
 
     def by_id(self, plan_id: str | None) -> ClockPlan | None:
@@ -89,7 +89,7 @@ class IssuedPlans:
         return next((plan for plan in reversed(self.kept) if plan.plan_id == plan_id), None)
 
     def orders_of(self, plan_id: str | None) -> Orders:
-        """Return the orders of a plan; empty for the registered ones, or if the plan is unknown."""
+        """Return the orders of a plan; empty means the registered orders, or an unknown plan."""
         plan = self.by_id(plan_id)
         return () if plan is None else plan.orders
 
@@ -105,18 +105,18 @@ class IssuedPlans:
         return plan.purpose if plan else None
 
     def purposes(self) -> Purposes:
-        """Return the purposes of all kept plans, for looking at many iterations at once."""
+        """Return the purposes of all kept plans, for classifying many iterations at once."""
         known: dict[str | None, PlanPurpose] = {plan.plan_id: plan.purpose for plan in self.kept}
         return {**known, BASELINE_PLAN_ID: PlanPurpose.BASELINE, PROOF_PLAN_ID: PlanPurpose.BASELINE}
 
     def add(self, plan: ClockPlan, needed_ids: Iterable[str | None]) -> None:
-        """Add a plan before it is sent; plans of kept iterations (`needed_ids`) are not dropped for it."""
+        """Add a plan before it is sent; the plans of kept iterations (`needed_ids`) are not dropped to make room."""
         self.kept.append(plan)
         if len(self.kept) > MAX_PLANS_KEPT:
             self._drop_one(set(needed_ids))
 
     def record_target(self, plan_id: str, target_s: float, *, is_forced: bool) -> None:
-        """Record the iteration time target of a plan, and whether a straggler sets it."""
+        """Record the target iteration time of a plan, and whether a straggler determines it."""
         self._target_when_made_s[plan_id] = target_s
         if is_forced:
             self._for_straggler.add(plan_id)
@@ -131,11 +131,12 @@ class IssuedPlans:
         not_before: int = 0,
         num_iterations: int | None = None,
     ) -> SendPlan:
-        """Return the command that sends a plan under the next epoch, `after` iterations after the last one or later.
+        """Return the command that sends a plan under the next epoch.
 
-        All ranks follow a plan from the same iteration on, which none of them may have launched when the plan arrives:
-        `run_ahead` is how many iterations programs launch before their GPUs begin them, `not_before` the earliest
-        iteration, `num_iterations` the length of a block after which the plan in force is sent again.
+        The plan begins at least `after` iterations after the plan sent before it, and not before `not_before`. All
+        ranks follow it from the same iteration on, which none may have launched when the plan arrives: programs launch
+        `run_ahead` iterations before their GPUs begin them. A block lasts `num_iterations`, then the current plan
+        resumes.
         """
         plan_epoch = max(self._id_of_epoch) + 1
         self._id_of_epoch[plan_epoch] = plan.plan_id
@@ -151,11 +152,11 @@ class IssuedPlans:
         return SendPlan(plan, plan_epoch, self.last_apply_at, num_iterations)
 
     def is_settling(self, iteration_index: int) -> bool:
-        """Return whether GPUs may not have followed a change of their power limits or profiles yet."""
+        """Return whether GPUs may not yet have followed a change of their power limits or profiles."""
         return any(0 <= iteration_index - begin < SETTLING_ITERATIONS for begin in self._settling_from)
 
     def pop_delay(self, plan_epoch: int | None, iteration_index: int) -> int | None:
-        """Return, once, how many iterations after it was sent the newest plan is followed; None for another plan."""
+        """Return once how many iterations after being sent the newest plan is followed; None for another plan."""
         if self._awaited is None or plan_epoch != self._awaited[0]:
             return None
         delay, self._awaited = iteration_index - self._awaited[1], None
@@ -166,11 +167,11 @@ class IssuedPlans:
         return plan_id in self._for_straggler
 
     def target_when_made_s(self, plan_id: str) -> float | None:
-        """Return the iteration time target that a plan was made for; None if unknown."""
+        """Return the target iteration time for which a plan was made; None if unknown."""
         return self._target_when_made_s.get(plan_id)
 
     def is_fast_enough(self, plan: ClockPlan, target_s: float) -> bool:
-        """Return whether a plan was made for this iteration time target or a shorter one."""
+        """Return whether a plan was made for this target iteration time or a shorter one."""
         made_for_s = self._target_when_made_s.get(plan.plan_id)
         return made_for_s is not None and made_for_s <= target_s * (1 + _SAME_TIME_RATIO)
 
@@ -180,7 +181,7 @@ class IssuedPlans:
         return next((plan for plan in tuned if self.is_fast_enough(plan, target_s)), None)
 
     def begin_anew(self) -> None:
-        """Drop every plan but those at full speed: the job is profiled from the beginning."""
+        """Drop all plans except full-speed ones, because trials start over."""
         self.kept = [plan for plan in self.kept if plan.purpose is PlanPurpose.BASELINE]
         at_full_speed = self.num_dropped.get(PlanPurpose.BASELINE, 0)
         self.num_dropped = {PlanPurpose.BASELINE: at_full_speed} if at_full_speed else {}
@@ -212,7 +213,7 @@ class IssuedPlans:
         self._power_profiles = snapshot.power_profiles
 
     def _drop_one(self, needed_ids: set[str | None]) -> None:
-        """Drop one plan: one that was issued again later, else by the order in this module's docstring."""
+        """Drop one plan: one that was issued again later, otherwise the one chosen by the rules of this module."""
         num_times = Counter(plan.plan_id for plan in self.kept)
         needed = {*needed_ids, *(plan.plan_id for plan in self.kept[-_NEWEST_KEPT:])}
         plain = (plan.plan_id for plan in reversed(self.kept) if plan.purpose is PlanPurpose.TUNED and not plan.orders)

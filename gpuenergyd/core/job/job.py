@@ -1,20 +1,20 @@
 """State machine of one job: handles one event at a time and returns commands; pure, without I/O and without a clock.
 
-Theory of operation. A job is joined by its ranks, warms up, and runs `baseline_iterations` at full speed, the baseline
-of every saving and slowdown. From then on, after each iteration that all ranks have reported and that was matched with
-the GPUs' samples, the policy is asked for a plan. A new plan gets the next epoch, and a first iteration that is late
-enough for every rank to have received it:
+Theory of operation. Ranks join a job; it warms up and runs `baseline_iterations` at full speed, the baseline of all
+savings and slowdowns. After that, the policy is asked for a plan after each iteration that all ranks have reported and
+that was matched with the GPUs' samples. A new plan gets the next epoch, and a first iteration late enough for every
+rank to receive the plan before it:
 
     iteration     i            i+1             i+2             i+3
     rank          runs   posts i, runs   posts i+1, gets P    follows P
     daemon               observes i, asks policy, decides P
 
-A policy that answers with a new plan each time therefore tries one plan per iteration. Short blocks at full speed
-between tuned iterations keep the baseline current and measure the saving. The guard is independent of the policy: if a
-tuned plan is slower than the target, the job goes back to full speed and its baseline is measured again (`recovery`).
-Each fault doubles the wait until the next attempt; a plan that holds for long clears the faults.
+A policy that answers with a new plan each time thus tries one plan per iteration. Short blocks at full speed between
+tuned iterations keep the baseline current and measure the saving. The guard is independent of the policy: if a tuned
+plan is slower than the target, the job returns to full speed and measures its baseline again (`recovery`). Each fault
+doubles the wait until the next attempt; a plan that lasts long enough clears the faults.
 
-Each event has one transition, a function of the job's state and the event in the folder `transitions`.
+Each event has one transition: a function of the job's state and the event, in the folder `transitions`.
 """
 
 from collections.abc import Callable, Mapping
@@ -76,7 +76,7 @@ TRANSITIONS: Mapping[type[Event], Callable[[JobState, Any], Commands]] = {
 
 @dataclass(slots=True)
 class Job(JobState):
-    """One training run on one pipeline; the only owner of its state, called from the event loop only."""
+    """One training run on one pipeline; the only owner of its state, used only from the event loop."""
 
     def handle(self, event: Event) -> Commands:
         """Handle one event and return the commands to execute, in order.
@@ -86,5 +86,5 @@ class Job(JobState):
         """
         if not self.is_ended:
             return TRANSITIONS[type(event)](self, event)
-        # Iterations that were still being observed are recorded.
+        # An ended job still records iterations whose measurement arrives late.
         return (iterations.recorded(self, event),) if isinstance(event, IterationObserved) else ()

@@ -23,17 +23,17 @@ class JobPhase(StrEnum):
     WARMUP = "warmup"
     """First iterations, which are not measured."""
     BASELINE = "baseline"
-    """Full-speed iterations that all savings refer to."""
+    """Full-speed iterations to which all savings refer."""
     TRIAL = "trial"
-    """The policy tries settings, or waits until the time account can pay it."""
+    """The policy tries settings, or waits until the time account can pay for trying them."""
     TUNED = "tuned"
-    """A plan of the policy is in force."""
+    """A plan from the policy is in force."""
     FALLBACK = "fallback"
-    """Back at full speed, after a finding of the guard or a failure."""
+    """Back at full speed after a finding of the guard or a failure."""
     PAUSED = "paused"
-    """At full speed by an operator's order, until the job is resumed."""
+    """At full speed by order of an operator, until the job is resumed."""
     ENDED = "ended"
-    """A rank was released or lost: the job handles no more events."""
+    """A rank was released or lost; the job handles no more events."""
 
     @classmethod
     def _missing_(cls, value: object) -> "JobPhase | None":
@@ -57,7 +57,7 @@ class RankJoined:
 
 @dataclass(frozen=True, slots=True)
 class RankChangedMicrobatches:
-    """A rank runs iterations with another number of microbatches from now on, as in a ramp-up of the batch size."""
+    """A rank runs a different number of microbatches from now on, for example in a ramp-up of the batch size."""
 
     pp_rank: int
     order: tuple[Instruction, ...]
@@ -74,14 +74,14 @@ class RankReported:
 
 @dataclass(frozen=True, slots=True)
 class IterationObserved:
-    """The GPUs' energy is known for an iteration: the answer to `ObserveIteration`."""
+    """The GPUs' energy for an iteration is known; the response to `ObserveIteration`."""
 
     observation: IterationObservation
     began_mono_ns: int = 0
     spans: tuple[ObservedSpan, ...] = ()
     """The instructions of all ranks with their times and clocks."""
     least_other_overhead_s: float | None = None
-    """The least time that another replica of the training spends outside its instructions; None if unknown."""
+    """Shortest time that any other replica of the training spends outside its instructions; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class MergedIterationObserved:
     observation: IterationObservation
     plan_epoch: int | None
     least_other_overhead_s: float | None = None
-    """As in `IterationObserved`."""
+    """See `IterationObserved`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class PolicyFailed:
 
 @dataclass(frozen=True, slots=True)
 class GpuViewChanged:
-    """A property of a rank's GPU was measured, for instance its clock switch latency."""
+    """A property of a rank's GPU was measured, for example its clock switch latency."""
 
     pp_rank: int
     gpu: GpuView
@@ -133,21 +133,21 @@ class ControlLost:
 
 @dataclass(frozen=True, slots=True)
 class ProfilingPermissionChanged:
-    """The job may be profiled from now on, or not; `refusal` is the reason, None gives permission."""
+    """Trials of the job were permitted or forbidden; `refusal` is the reason if forbidden, None if permitted."""
 
     refusal: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class TargetChanged:
-    """The job has another performance target; the pace of a straggler and the host's power budget are kept."""
+    """The job has a new performance target; a straggler's pace and the host's power budget stay in effect."""
 
     target: PerformanceTarget
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorOrdered:
-    """An operator replaced the orders for the job; `reason` says who ordered what."""
+    """An operator replaced the orders for the job; `reason` names the operator and the change."""
 
     orders: OperatorOrders
     reason: str
@@ -155,7 +155,7 @@ class OperatorOrdered:
 
 @dataclass(frozen=True, slots=True)
 class StragglerChanged:
-    """Another replica is slower and makes this one wait: the time of its iteration, or None once it is not."""
+    """A slower replica makes this one wait for its iteration time, or no longer does (None)."""
 
     straggler_time_s: float | None
     reason: str
@@ -163,14 +163,14 @@ class StragglerChanged:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaBlockBegins:
-    """Another replica of the training runs a block at full speed from this iteration on."""
+    """Another replica of the training runs a block at full speed from iteration `apply_at_iteration` on."""
 
     apply_at_iteration: int
 
 
 @dataclass(frozen=True, slots=True)
 class PowerTargetChanged:
-    """The host's power budget leaves the job this iteration time; None: full speed."""
+    """The host's power budget requires this iteration time; None permits full speed."""
 
     power_time_s: float | None
     reason: str
@@ -178,14 +178,14 @@ class PowerTargetChanged:
 
 @dataclass(frozen=True, slots=True)
 class PowerCutChanged:
-    """The host's power is above its budget and clocks are lower than planned from now on, or no longer."""
+    """Clocks are now lower than planned because the host's power exceeds its budget, or no longer are."""
 
     is_cut: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RankReleased:
-    """A rank was released by its process, or its process has ended otherwise, as far as is known without a failure."""
+    """A rank's process released the rank or ended without a known failure."""
 
     pp_rank: int
     stage_rank: int = 0
@@ -194,7 +194,7 @@ class RankReleased:
 
 @dataclass(frozen=True, slots=True)
 class StageMemoryChanged:
-    """A stage of a pipeline across hosts has reported the memory of its ranks; None: it is not known."""
+    """A stage of a pipeline across hosts has reported the memory of its ranks; None if unknown."""
 
     pp_rank: int
     memory: RankMemory | None
@@ -202,11 +202,11 @@ class StageMemoryChanged:
 
 @dataclass(frozen=True, slots=True)
 class OrdersRefused:
-    """The job must not run another order of instructions any more: a GPU ran out of memory in one."""
+    """The job must not change its instruction order any more, because a GPU ran out of memory in another order."""
 
     reason: str
     is_remembered: bool = False
-    """Whether that was in an earlier run."""
+    """Whether the refusal is from an earlier run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class ObserveIteration:
-    """Match the reports of one iteration with the GPUs' samples; the result is `IterationObserved`.
+    """Match the reports of one iteration with the GPUs' samples; `IterationObserved` returns the result.
 
     There is one report per stage: several ranks of a stage are merged, see `core/measurement/stages.py`.
     """
@@ -273,12 +273,12 @@ class SendPlan:
     plan_epoch: int
     apply_at_iteration: int
     num_iterations: int | None = None
-    """Length of a block at full speed, after which the next command sends the plan in force again."""
+    """Length of a block at full speed; the next command then sends the current plan again."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseGpus:
-    """Lease these GPUs, which journals their state, before the first clock change."""
+    """Lease these GPUs before the first clock change; the lease records their state in the journal."""
 
     gpu_uuids: tuple[str, ...]
 
@@ -293,11 +293,11 @@ class RestoreGpus:
 
 @dataclass(frozen=True, slots=True)
 class RecordIteration:
-    """Record an iteration as the state machine counts it."""
+    """Record an iteration in the history, as classified by the state machine."""
 
     observation: IterationObservation
     purpose: PlanPurpose | None
-    """None for an iteration under mixed plans."""
+    """None for an iteration in which ranks followed different plans."""
     began_mono_ns: int
     spans: tuple[ObservedSpan, ...]
 
@@ -312,23 +312,23 @@ class RecordPhase:
 
 @dataclass(frozen=True, slots=True)
 class RecordNotice:
-    """Record an event that the job's phase does not show."""
+    """Record an event that is not visible in the job's phase."""
 
     reason: str
     advice: OrderAdvice | None = None
-    """The advice about the order of instructions that this is, which reports show."""
+    """Advice about the order of instructions, if this notice is one; shown in reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOrderRefusal:
-    """Remember for all later runs why the job must not run another order of instructions."""
+    """Store, for all later runs, why the job must not run another order of instructions."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class StoreCurves:
-    """Store what this job has shown of its curves, for later jobs."""
+    """Store the curves measured in this job, for later jobs."""
 
     learned: LearnedCurves
 

@@ -1,20 +1,20 @@
-"""What operators change on a running job: policy, permitted slowdown, priority, pause; and who chose an option."""
+"""What operators may change on a running job: policy, slowdown, priority, pause; and where an option comes from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Self
 
-if TYPE_CHECKING:  # `gpuenergyd status` needs the texts below, and none of the models
+if TYPE_CHECKING:  # `gpuenergyd status` needs the texts below but not the models
     from gpuenergyd.core.job.description import JobDescription
 
 LOWEST_PRIORITY = 9
-"""Priorities are 0, the highest, to this one."""
+"""Priorities range from 0, the highest, to this number."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorOrders:
-    """Orders for one job; None where the choice of its program, or of the daemon, holds."""
+    """Orders for one job; None keeps the choice of the job's program or of the daemon."""
 
     policy: str | None = None
     max_slowdown_ratio: float | None = None
@@ -22,12 +22,12 @@ class OperatorOrders:
     is_paused: bool | None = None
 
     def followed_by(self, later: Self) -> Self:
-        """Return these orders with those that were given later."""
+        """Return these orders, overridden by later ones."""
         given = {one.name: value for one in fields(later) if (value := getattr(later, one.name)) is not None}
         return replace(self, **given)
 
     def applied_to(self, description: "JobDescription", registered: Self) -> "JobDescription":
-        """Return a job's description under these orders; `registered` holds where there is none."""
+        """Return a job's description under these orders; `registered` applies where there is no order."""
         own = registered.followed_by(self)
         ratio = own.max_slowdown_ratio if own.max_slowdown_ratio is not None else description.target.max_slowdown_ratio
         return replace(
@@ -38,13 +38,13 @@ class OperatorOrders:
         )
 
     def changes_from(self, before: Self) -> tuple[tuple[str, str, str], ...]:
-        """Return what differs: its name, and the values before and now, e.g. `(("priority", "0", "2"),)`."""
+        """Return what differs as names with old and new values, e.g. `(("priority", "0", "2"),)`."""
         pairs = ((one.name, getattr(before, one.name), getattr(self, one.name)) for one in fields(self))
         return tuple((name, _text(old), _text(new)) for name, old, new in pairs if old != new)
 
 
 def choices_of(description: "JobDescription") -> OperatorOrders:
-    """Return what a job was registered with."""
+    """Return the options with which a job was registered."""
     return OperatorOrders(description.policy, description.target.max_slowdown_ratio, description.priority, False)
 
 

@@ -1,4 +1,4 @@
-"""Expectation and outcome of a job: the saving of its plans, or the one reason why they saved nothing."""
+"""Expected and actual outcome of a job: the saving of its plans, or the one reason why they saved nothing."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -17,31 +17,31 @@ class OutcomeKind(StrEnum):
     """Kinds of outcomes."""
 
     SAVED = "saved"
-    """Less energy per iteration, beyond chance."""
+    """Significantly less energy per iteration."""
     USED_MORE = "used_more"
-    """More energy per iteration, beyond chance."""
+    """Significantly more energy per iteration."""
     NOT_SIGNIFICANT = "not_significant"
-    """A plan was in force; the change of energy may be chance."""
+    """A plan was in force; the change of energy may be due to chance."""
     NOTHING_TO_SAVE = "nothing_to_save"
-    """Nothing saved beyond chance: the job has no waiting time to use and may not slow down."""
+    """No significant saving: the job has no waiting time to use and may not slow down."""
     NOT_MEASURED = "not_measured"
     """A plan was in force, but too few iterations or no energy were measured."""
     AT_FULL_SPEED = "at_full_speed"
     """No plan was in force: the policy failed or chose full speed, or clocks could not be set."""
     OBSERVED_ONLY = "observed_only"
-    """The daemon may not set clocks, or only power limits, which the policy cannot plan."""
+    """The daemon may not set clocks, or may set only power limits, which the policy cannot plan."""
     TOO_EARLY = "too_early"
-    """The job has not reached a plan yet, or ended before."""
+    """The job has not reached a plan yet, or ended before it did."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a job that has ended, or of a running one so far; `reason` holds no savings."""
+    """The outcome of an ended job, or of a running one up to now; `reason` does not contain the savings."""
 
     kind: OutcomeKind
     reason: str
     advice: str = ""
-    """What more permitted slowdown would save; empty if nothing is known of it."""
+    """What a larger permitted slowdown would save; empty if unknown."""
 
     @property
     def text(self) -> str:
@@ -59,7 +59,7 @@ _UNDER_WAY = {
 
 
 def expectation(job: Job, *, is_member: bool = False) -> str:
-    """Return what to expect of this kind of job in one sentence; a member is one rank of a pipeline across hosts."""
+    """Return in one sentence what to expect of this kind of job; a member is one rank of a pipeline across hosts."""
     ratio = job.target.max_slowdown_ratio
     if job.description.num_pp_ranks > 1 or is_member or job.ranks.has_waits:
         who = "it waits for gradients or data" if job.ranks.has_waits else "stages wait for each other"
@@ -83,7 +83,7 @@ def expectation(job: Job, *, is_member: bool = False) -> str:
 
 
 def can_save(job: Job, *, is_member: bool = False) -> bool:
-    """Return whether the job has waiting time between stages or in phases, or may slow down."""
+    """Return whether the job waits between stages or in phases, or is permitted to slow down."""
     has_waits = job.description.num_pp_ranks > 1 or job.ranks.has_waits
     return is_member or has_waits or job.target.max_slowdown_ratio > 0
 
@@ -91,7 +91,7 @@ def can_save(job: Job, *, is_member: bool = False) -> bool:
 def find_outcome(
     job: Job, *, is_member: bool = False, is_observing: bool = False, waits_for: str | None = None
 ) -> Outcome:
-    """Return the outcome of a job, so far or at its end; `waits_for` is what the policy host does before it answers."""
+    """Return the outcome of a job, up to now or at its end; `waits_for` says what delays the policy host."""
     outcome = _find_outcome(job, is_member=is_member, is_observing=is_observing, waits_for=waits_for)
     return outcome if is_observing else replace(outcome, advice=advice_text(job.advice))
 
@@ -145,16 +145,16 @@ def _under_plans(job: Job, num_tuned: int, *, is_member: bool) -> Outcome:  # no
         return Outcome(OutcomeKind.USED_MORE, f"{ran} used more energy than the baseline")
     if not can_save(job, is_member=is_member):
         return Outcome(OutcomeKind.NOTHING_TO_SAVE, expectation(job))
-    return Outcome(OutcomeKind.NOT_SIGNIFICANT, f"{ran}: no saving beyond chance")
+    return Outcome(OutcomeKind.NOT_SIGNIFICANT, f"{ran}: no significant saving")
 
 
 def _waiting_text(job: Job) -> str:
-    """Return what was spent on experiments if the job waits until it can pay another one; empty if it does not."""
+    """Return what experiments have cost if the job waits to afford another one; empty if it does not wait."""
     account = job.account
     if account is None or job.control.experiments.awaited_s is None:
         return ""
     on = count_text(account.num_experiments, "experiment")
-    return f"spent {account.cost_s:.2g} of {account.income_s:.2g} s on {on}; more would have been too dear"
+    return f"spent {account.cost_s:.2g} of {account.income_s:.2g} s on {on}; another one would cost too much"
 
 
 def _cost_text(account: TimeAccount) -> str:

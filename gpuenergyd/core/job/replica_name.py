@@ -1,13 +1,13 @@
-"""Names of a training's jobs for people: of a data-parallel training each replica is a job of its own."""
+"""Names of a training's jobs for people; in data-parallel trainings each replica is a job."""
 
 from collections.abc import Iterable
 
 
 def replica_name(job_name: str, *, num_ranks: int, dp_rank: int, tags: Iterable[tuple[str, str]]) -> str:
-    """Return the name of a job with its rank where the training has several jobs of this name.
+    """Return the name of a job, with its rank or replica if the training has several jobs of this name.
 
-    A job of one process is a rank, as of a plain loop or of a pipeline across hosts; another one is a replica of a
-    pipeline. The size of the training is the tag `world_size`.
+    A job of one process, such as a plain loop or a member of a pipeline across hosts, is called a rank; any other is
+    a replica of a pipeline. The tag `world_size` gives the size of the training.
     """
     known = dict(tags)
     world_size = known.get("world_size", "")

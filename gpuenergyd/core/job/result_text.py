@@ -1,7 +1,7 @@
 """The result of a job in words: savings and changes of speed with their confidence intervals.
 
-A lower clock makes no job faster: where iterations under plans took less time than those at full speed, they were no
-slower, and something else has changed.
+A lower clock never makes a job faster. If iterations under plans took less time than at full speed, the text says
+"no slower", because something else has changed.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ UNKNOWN = "-"
 NOT_SIGNIFICANT = "no significant saving"
 
 _LEAST_ADVISED_RATIO = 0.005
-"""Savings below are not worth an option."""
+"""Smaller savings are not worth suggesting an option."""
 
 _LEAST_TENTHS_S = 0.1
-"""Shorter times have two figures."""
+"""Shorter times are shown with two significant digits."""
 
 _HOW_TO_MEASURE = "to measure instead of predict, within some iterations: --max-slowdown 0.001"
 
@@ -47,7 +47,7 @@ def slowdown_span_text(interval: _Ends) -> str:
 
 
 def saving_with_interval(ratio: float, interval: _Ends | None, *, is_significant: bool | None) -> str:
-    """Return a saving with its 95 % interval; without an amount where it may be chance."""
+    """Return a saving with its 95 % interval; without an amount if it is not significant."""
     span = f" (95 %: {saving_span_text(interval)})" if interval else ""
     if not is_significant:
         return NOT_SIGNIFICANT + span
@@ -55,7 +55,7 @@ def saving_with_interval(ratio: float, interval: _Ends | None, *, is_significant
 
 
 def predicted_saving_text(ratio: float, interval: tuple[float | None, float | None]) -> str:
-    """Return a predicted saving with its interval; nothing to save where that may be all."""
+    """Return a predicted saving with its interval; "nothing to save" if it is not positive."""
     low, high = interval
     span = f" (range: {saving_span_text((low, high))})" if low is not None and high is not None and high > 0.0 else ""
     return (saving_text(ratio) if ratio > 0.0 else "nothing to save beyond the error of the prediction") + span
@@ -67,13 +67,13 @@ def slowdown_with_interval(ratio: float, interval: _Ends | None) -> str:
 
 
 def cost_text(cost_s: float, ratio: float | None) -> str:
-    """Return what the daemon has cost a training in words: 0.3 s (0.02 %)."""
+    """Return the time that the daemon has cost a training, in words: 0.3 s (0.02 %)."""
     share = "" if ratio is None else f" ({100 * ratio:.2f} %)"
     return f"{cost_s:.1f} s{share}" if cost_s >= _LEAST_TENTHS_S or not cost_s else f"{cost_s:.2g} s{share}"
 
 
 def advice_text(advice: Sequence[SavingAdvice]) -> str:
-    """Return what more permitted slowdown would save, one clause each; empty if nothing would be saved."""
+    """Return what a larger permitted slowdown would save, one clause per value; empty if nothing."""
     worthwhile = [own for own in advice if own.saving_ratio >= _LEAST_ADVISED_RATIO]
     text = "; ".join(map(_one_advice, worthwhile))
     is_vague = any(own.is_range and not own.is_measured for own in worthwhile)
@@ -81,7 +81,7 @@ def advice_text(advice: Sequence[SavingAdvice]) -> str:
 
 
 def _one_advice(advice: SavingAdvice) -> str:
-    """Return one clause; savings that are known no better than within some points have no figure."""
+    """Return one clause; without a single figure if the saving is only known as a wide range."""
     ratio, low, high = advice.max_slowdown_ratio, 100 * max(advice.low_ratio, 0.0), 100 * advice.high_ratio
     basis = "measured" if advice.is_measured else "predicted"
     if advice.is_range:
@@ -92,7 +92,7 @@ def _one_advice(advice: SavingAdvice) -> str:
 
 
 def _span_text(low: float, high: float, above: str, below: str) -> str:
-    """Return an interval whose signs are words; of two negative ends the one nearer to 0 comes first."""
+    """Return an interval with words for signs; if both ends are negative, the one nearer to 0 comes first."""
     ends = [round(100 * end, 1) for end in (low, high)]
     if ends[0] < 0 < ends[1]:
         return f"{-ends[0]:.1f} % {below} to {ends[1]:.1f} % {above}"

@@ -1,4 +1,4 @@
-"""State of one job, what others may ask of it, and what every transition does with it."""
+"""State of one job, the queries on it, and the actions shared by all transitions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ Commands = tuple[Command, ...]
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """All state of a `Job` but its description, its rules and its story."""
+    """All state of a `Job` except its description, its rules and its story."""
 
     phase: JobPhase
     phase_reason: str
@@ -44,7 +44,7 @@ class JobSnapshot:
     """See `JobRanks.changed_ranks`."""
     orders_of_operators: OperatorOrders = field(default_factory=OperatorOrders)
     as_registered: OperatorOrders | None = None
-    """What the job was registered with; None in the state of a daemon without operators' orders."""
+    """Options with which the job was registered; None if saved by a daemon that had no operators' orders."""
 
 
 @dataclass(slots=True)
@@ -64,13 +64,13 @@ class JobState:
     faults: Faults = field(init=False)
     notices: Notices = field(default_factory=Notices)
     advice: tuple[SavingAdvice, ...] = ()
-    """The policy's newest advice on the permitted slowdown; not part of the snapshot: it is given again."""
+    """The policy's newest advice on the permitted slowdown; not in the snapshot, because the policy repeats it."""
     orders: OperatorOrders = field(default_factory=OperatorOrders)
-    """What operators have ordered; in the description already."""
+    """Operators' orders; the description already includes them."""
     as_registered: OperatorOrders = field(init=False)
-    """Choices of the program, which hold where operators order nothing."""
+    """Choices of the program, which apply where operators order nothing."""
     before_end: tuple[JobPhase, str] | None = None
-    """Phase and its reason before the job ended."""
+    """Phase and reason just before the job ended."""
 
     def __post_init__(self) -> None:
         self.target = self.description.target
@@ -87,7 +87,7 @@ class JobState:
 
     @property
     def last_activity(self) -> tuple[JobPhase, str]:
-        """Phase and its reason; of an ended job those before its end."""
+        """Phase and reason; for an ended job, those before its end."""
         return self.before_end or (self.phase, self.phase_reason)
 
     @property
@@ -97,13 +97,13 @@ class JobState:
 
     @property
     def retry_in_iterations(self) -> int | None:
-        """Iterations until the policy is asked again after a fall-back; None without a fall-back or another attempt."""
+        """Iterations until the policy is asked again after a fall-back; None if it is not going to be."""
         retry_at = self.faults.retry_at_iteration if self.phase is JobPhase.FALLBACK else None
         return None if retry_at is None else max(0, retry_at - self.reports.last_index)
 
     @property
     def num_iterations(self) -> int:
-        """Whole iterations so far."""
+        """Number of complete iterations."""
         return self.reports.num_iterations
 
     @property
@@ -113,7 +113,7 @@ class JobState:
 
     @property
     def current_plan(self) -> ClockPlan:
-        """The plan in force, or the one that will be at its first iteration."""
+        """The plan in force, or the newest plan sent if it has yet to begin."""
         return self.knowledge.plans.current
 
     def figures_per_gpu(self) -> tuple[float | None, float | None]:
@@ -125,46 +125,46 @@ class JobState:
         return energy_j, energy_j / newest.iteration_time_s
 
     def estimate(self) -> SavingEstimate | None:
-        """Return the estimate of what the plans save, None before there is a baseline."""
+        """Return the estimated saving of the plans; None before there is a baseline."""
         return None if self.baseline is None else self.knowledge.estimate(self.baseline)
 
     @property
     def follows_power_target(self) -> bool:
-        """Whether iterations run under a plan that was made, or kept, for what the power budget asks of the job now."""
+        """Whether iterations run under a plan made or kept for the present power budget of the job."""
         made_for, plans = self.control.guard.target, self.knowledge.plans
         is_in_force = self.phase is JobPhase.TUNED and plans.last_apply_at <= self.reports.last_index
         return is_in_force and (made_for or self.description.target).power_time_s == self.target.power_time_s
 
     @property
     def account(self) -> TimeAccount | None:
-        """What the daemon has cost the job's training; None for a member of a pipeline across hosts."""
+        """Time that the daemon has cost the job's training; None for a member of a pipeline across hosts."""
         return self.control.experiments.account if self.rules.is_guarding else None
 
     @property
     def is_paused(self) -> bool:
-        """Whether an operator has paused the job, whose full speed may still be measured."""
+        """Whether an operator has paused the job; its full speed may still be measured."""
         return bool(self.orders.is_paused)
 
     def choices(self) -> OperatorOrders:
-        """Return policy, permitted slowdown, priority and pause that hold now."""
+        """Return the policy, permitted slowdown, priority and pause now in effect."""
         return self.choices_under(self.orders)
 
     def choices_under(self, orders: OperatorOrders) -> OperatorOrders:
-        """Return what would hold under orders of operators."""
+        """Return the choices that would be in effect under these orders."""
         return self.as_registered.followed_by(orders)
 
     def graph_under(self, plan_id: str | None) -> DependencyGraph:
-        """Return the dependency graph of the order that the ranks run under a plan."""
+        """Return the dependency graph for the instruction order under a plan."""
         return self.ranks.graph_in(self.knowledge.plans.orders_of(plan_id))
 
     def view(self) -> JobView | None:
-        """Return the view of this job for its policy; None until there is a baseline."""
+        """Return the job as its policy sees it; None until there is a baseline."""
         return self.control.view(self.target, self.baseline)
 
     # --- what transitions do ---
 
     def enter(self, phase: JobPhase, reason: str) -> Commands:
-        """Enter a phase, or give the present one another reason."""
+        """Enter a phase, or change the reason of the present one."""
         if phase is self.phase:
             self.phase_reason = reason or self.phase_reason
             return ()
@@ -172,7 +172,7 @@ class JobState:
         return (RecordPhase(phase, reason),)
 
     def ask(self) -> Commands:
-        """Ask the policy for a plan, unless it is asked already or the job waits for something else."""
+        """Ask the policy for a plan, unless a question is open or the job waits for something else."""
         return self.control.ask(self.target, self.baseline)
 
     def notice(self, reason: str) -> None:
@@ -180,7 +180,7 @@ class JobState:
         self.notices.add(reason, self.num_iterations)
 
     def fall_back(self, reason: str, *, is_fault: bool = False, least_wait: int = 0) -> Commands:
-        """Go back to full speed; the policy is asked again later, after faults a limited number of times."""
+        """Return to full speed; the policy is asked again later, a limited number of times after faults."""
         if self.ranks.schedule is None:
             return ()
         stop = self.control.fall_back(reason, self.faults)
@@ -199,7 +199,7 @@ class JobState:
     # --- from one daemon to the next ---
 
     def snapshot(self) -> JobSnapshot:
-        """Return all state; an open question to the policy is dropped."""
+        """Return all state except an open question to the policy."""
         return JobSnapshot(
             phase=self.phase,
             phase_reason=self.phase_reason,
@@ -219,7 +219,7 @@ class JobState:
         )
 
     def restore(self, snapshot: JobSnapshot) -> None:
-        """Replace all state, under this job's own rules.
+        """Replace all state, keeping this job's rules.
 
         Raises:
             JobError: the ranks' orders deadlock.

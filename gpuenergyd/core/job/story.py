@@ -26,11 +26,11 @@ _DETAILS = (
 
 @dataclass(slots=True)
 class Notices:
-    """The last event that changed how a job goes on, and when each kind of disturbance was last recorded."""
+    """The last event that changed the job's course, and when each kind of disturbance was last recorded."""
 
     last: str | None = None
     last_at: int | None = None
-    """Whole iterations of the job before the last notice."""
+    """Number of complete iterations at the last notice."""
     recorded_at: dict[str, int] = field(default_factory=dict)
 
     def add(self, reason: str, num_iterations: int) -> None:
@@ -38,7 +38,7 @@ class Notices:
         self.last, self.last_at = reason, num_iterations
 
     def add_rarely(self, kind: str, reason: str, num_iterations: int, *, every: int) -> bool:
-        """Replace the last notice at most once in `every` iterations for one kind; return whether it was replaced."""
+        """Replace the last notice, at most once in `every` iterations per kind; return whether it was replaced."""
         before = self.recorded_at.get(kind)
         if before is not None and num_iterations - before < every:
             return False
@@ -51,7 +51,7 @@ class Notices:
 class Story:
     """The newest events of a job, each followed by the commands that it caused, one line each.
 
-    Only the details of a line are kept, and text is made on demand: an event may hold thousands of instructions.
+    Only the details shown are kept, and text is made on demand, because an event may hold thousands of instructions.
     """
 
     _entries: deque[tuple[str, type, tuple[object, ...]]] = field(default_factory=lambda: deque(maxlen=MAX_STORY_LINES))
@@ -74,7 +74,7 @@ class Story:
 
 @cache
 def _paths(kind: type) -> tuple[str, ...]:
-    """Return the attributes of an event or a command that its line shows, e.g. `plan.plan_id`."""
+    """Return the attributes shown in the line of an event or command, e.g. `plan.plan_id`."""
     hints = get_type_hints(kind)
     nested = [(name, hints[name]) for name in _NESTED if is_dataclass(hints.get(name))]
     inner = [f"{name}.{own}" for name, hint in nested for own in _DETAILS if own in get_type_hints(hint)]
@@ -83,7 +83,7 @@ def _paths(kind: type) -> tuple[str, ...]:
 
 @cache
 def _details(kind: type) -> Callable[[object], tuple[object, ...]]:
-    """Return a function that reads these attributes."""
+    """Return a function that reads the attributes shown."""
     paths = _paths(kind)
     if not paths:
         return lambda _message: ()

@@ -1,18 +1,18 @@
-"""Time account of one training: what the daemon may cost it, what it has cost so far, and what is left to spend.
+"""Time account of one training: the time that the daemon may cost it, has cost it, and may still spend.
 
-Theory of operation. Income is what the user permits, a small share of the time so far, and a second to begin with.
-Spending is counted for every iteration, whatever its purpose: its time minus full speed, as the blocks at full speed
-before and after it say (the line between them; the block before while none is after yet). Noise cancels, since what is
-faster than full speed counts too. An iteration is charged with at most what the clocks that were in force can explain,
-and the noise of iterations, and a disturbed one (evaluation, checkpoint) with what others under its plan have cost:
-stalls of the program's own code close no account.
+Theory of operation. Income is what the user permits, plus a small share of the elapsed time, plus one second at the
+start. Every iteration is charged with its time minus full speed, whatever its purpose. Full speed is interpolated
+between the full-speed blocks before and after it (until there is a later block, it is the time of the earlier one).
+Noise averages out, because iterations faster than full speed are credited. The charge of an iteration is limited to
+what its clocks can explain plus noise, and that of a disturbed one (evaluation, checkpoint) to what others under its
+plan have cost. Stalls of the program's own code therefore do not use up the account.
 
-An experiment commits what it may cost at most before it begins, and is paid as its iterations are observed. Replicas
-that end each iteration together share one account. It learns from each which plans are in force from which iteration
-on, and counts an iteration once, as the first of them sees it: the slowest replica makes all of them as slow. So
-experiments of several replicas in the same iterations cost what the dearest one does. Replicas on several hosts tell
-each other what they have spent and committed, and each host commits at most its share of what is left; while one of
-them is silent, the others spend only their shares of the income.
+An experiment reserves its maximum cost before it begins, and is paid for as its iterations are observed. Replicas that
+end each iteration together share one account. Each reports from which iteration on its plans are in force. An iteration
+is counted once, from the first report: the slowest replica makes all of them equally slow. Simultaneous experiments of
+several replicas therefore cost as much as the most expensive one. Replicas on several hosts exchange what they have
+spent and reserved, and each host reserves at most its share of the rest. While one host is silent, the others
+spend only their shares of the income.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,24 +20,24 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, median, median_low
 
 _NOISE_SIGMAS = 3.0
-"""Standard deviations of an iteration by which it may differ from what its plan explains."""
+"""Number of standard deviations by which an iteration may differ from what its plan explains."""
 _CHANGED_RATIO = 0.02
-"""Difference of two blocks at full speed beyond which the job has changed between them, at once: an iteration is then
-compared with the one that it fits, the slower one unless it was faster than that."""
+"""If two full-speed blocks differ by more, the job changed abruptly between them. An iteration is then compared with
+the slower block, or with the faster one if it was itself faster than the slower block."""
 _MIN_BLOCK = 3
-"""Iterations of a block at full speed, without the first one, from which on it is a reference, even if one stalled."""
+"""Minimum iterations of a full-speed block, without its first one, to be a reference even if one of them stalls."""
 _MAX_NOISE_RATIO = 0.05
-"""Noise of an iteration that is believed, as a share of it."""
+"""Upper limit of an iteration's noise, as a share of its time."""
 _BLOCK_KEPT = 32
-"""Newest iterations of a block at full speed whose median is its time."""
+"""A full-speed block's time is the median of this number of its newest iterations."""
 _MAX_OPEN = 256
-"""Iterations since the last block at full speed that can still be revised by the next one."""
+"""Maximum number of iterations since the last full-speed block whose cost the next block may still revise."""
 _MAX_SPANS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class AccountRules:
-    """Income of a time account beyond what the user permits."""
+    """Income of a time account in addition to what the user permits."""
 
     income_ratio: float = 0.005
     first_income_s: float = 1.0
@@ -45,7 +45,7 @@ class AccountRules:
 
 @dataclass(frozen=True, slots=True)
 class BlockTime:
-    """Time of an iteration in a block at full speed, about one iteration."""
+    """Iteration time in a block at full speed, and the position of the block."""
 
     iteration_index: float
     time_s: float
@@ -53,27 +53,27 @@ class BlockTime:
 
 @dataclass(frozen=True, slots=True)
 class OpenIteration:
-    """An iteration whose full speed is not known for good."""
+    """An iteration whose comparison time at full speed may still be revised."""
 
     iteration_index: int
     time_s: float
     given_pace_s: float
-    """Pace that others set, at which no plan is the reason of the time: of a straggler, or of a power budget."""
+    """Pace set by a straggler or a power budget; time up to it is not caused by a plan."""
     explained_s: float
     noise_s: float
     is_disturbed: bool = False
     is_typical: bool = True
-    """Whether it ran under its plan from begin to end, so that it says what a disturbed one would have cost."""
+    """Whether its plan was in force from start to end, so that its cost is a reference for disturbed iterations."""
 
     def cost_s(self, full_speed_s: float) -> float:
-        """Return what the iteration has cost."""
+        """Return the cost of the iteration."""
         excess_s = self.time_s - max(full_speed_s, self.given_pace_s)
         return min(max(excess_s, -self.noise_s), self.explained_s + self.noise_s)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSpan:
-    """From which iteration on a job follows a plan, and what an iteration under it can explain beyond full speed."""
+    """First iteration of a job's plan, and the time beyond full speed that the plan can explain per iteration."""
 
     job_id: str
     from_index: int
@@ -83,7 +83,7 @@ class PlanSpan:
 
 @dataclass(frozen=True, slots=True)
 class Commitment:
-    """What an experiment may still cost at most: iterations `first` to `last` of a job."""
+    """Amount reserved for an experiment: iterations `first` to `last` of a job."""
 
     job_id: str
     first: int
@@ -91,7 +91,7 @@ class Commitment:
     cost_s: float
 
     def part(self, first: int, last: int) -> "Commitment | None":
-        """Return what is committed for these iterations; None if that is nothing."""
+        """Return the part reserved for these iterations; None if nothing is."""
         first, last = max(first, self.first), min(last, self.last)
         if first > last:
             return None
@@ -101,7 +101,7 @@ class Commitment:
 
 @dataclass(frozen=True, slots=True)
 class AccountTotals:
-    """Income and spending of a training so far, without what is still open; signed costs, in seconds."""
+    """Total income and spending of a training, without reservations; costs are signed, in seconds."""
 
     time_s: float = 0.0
     permitted_s: float = 0.0
@@ -117,17 +117,17 @@ class TimeAccount:
 
     rules: AccountRules = field(default_factory=AccountRules)
     time_s: float = 0.0
-    """Iterations so far."""
+    """Total time of the iterations."""
     permitted_s: float = 0.0
-    """What the user has permitted so far."""
+    """Total time that the user has permitted."""
     num_iterations: int = 0
     num_experiments: int = 0
     client_cost_s: float | None = None
-    """What the clients have measured of themselves; None: not measured."""
+    """Overhead measured by the clients; None if not measured."""
     num_hosts: int = 1
-    """Hosts whose replicas spend the same income."""
+    """Number of hosts whose replicas share the income."""
     elsewhere_s: float | None = 0.0
-    """What replicas on other hosts have spent or committed; None while one of them is silent."""
+    """Time that replicas on other hosts have spent or reserved; None while one of them is silent."""
     last_index: int = -1
     _client_index: int = -1
     _closed_s: float = 0.0
@@ -135,7 +135,7 @@ class TimeAccount:
     _block: list[tuple[int, float]] = field(default_factory=list)
     _open: list[OpenIteration] = field(default_factory=list)
     _open_s: float = 0.0
-    """Cost of the open iterations as far as it is known."""
+    """Cost of the open iterations, as far as known."""
     _spans: list[PlanSpan] = field(default_factory=list)
     _commitments: list[Commitment] = field(default_factory=list)
 
@@ -143,52 +143,52 @@ class TimeAccount:
 
     @property
     def income_s(self) -> float:
-        """Income of the training so far."""
+        """Total income of the training."""
         return self.permitted_s + self.rules.first_income_s + self.rules.income_ratio * self.time_s
 
     @property
     def cost_s(self) -> float:
-        """What the daemon has cost the training so far, on this host: at least nothing."""
+        """Total time that the daemon has cost the training on this host; at least 0."""
         return max(0.0, self._closed_s + self._open_s) + (self.client_cost_s or 0.0)
 
     @property
     def cost_ratio(self) -> float | None:
-        """The same as a share of the time at full speed; None before the first iteration."""
+        """`cost_s` as a share of the time at full speed; None before the first iteration."""
         full_s = self.time_s - self.cost_s
         return self.cost_s / full_s if self.num_iterations and full_s > 0 else None
 
     @property
     def balance_s(self) -> float:
-        """Income that is not spent yet; while another host is silent, what is left of this one's share."""
+        """Income not spent yet; while another host is silent, the rest of this host's share."""
         if self.elsewhere_s is None:
             return self.income_s / self.num_hosts - self.cost_s
         return self.income_s - self.cost_s - self.elsewhere_s
 
     @property
     def left_s(self) -> float:
-        """Income that is neither spent nor committed; of what is left, each host may commit its share."""
+        """Income neither spent nor reserved; each host may reserve its share of the rest."""
         return self.balance_s / self.num_hosts - self._committed_s
 
     @property
     def spent_or_committed_s(self) -> float:
-        """What this host has spent, or may spend on experiments that have begun."""
+        """Time that this host has spent, or has reserved for experiments that have begun."""
         return self.cost_s + self._committed_s
 
     def earned_ratio(self, permitted_ratio: float) -> float:
-        """Return the income of this host per time at full speed."""
+        """Return this host's income per time at full speed."""
         is_silent = self.elsewhere_s is None
         return (permitted_ratio / self.num_hosts if is_silent else permitted_ratio) + (
             self.rules.income_ratio / self.num_hosts
         )
 
     def hear(self, num_hosts: int, elsewhere_s: float | None) -> None:
-        """Note how many hosts share the income, and what the others have spent of it; None: one of them is silent."""
+        """Record how many hosts share the income and what the others have spent; None if one of them is silent."""
         self.num_hosts, self.elsewhere_s = num_hosts, elsewhere_s
 
     # --- experiments ---
 
     def left_beside_s(self, job_id: str, first: int, last: int) -> float:
-        """Return what an experiment in these iterations may cost: experiments of others at the same time are shared."""
+        """Return the maximum cost of an experiment in these iterations; simultaneous experiments share their cost."""
         return self.left_s + max(
             (
                 own.cost_s
@@ -199,25 +199,25 @@ class TimeAccount:
         )
 
     def next_experiment(self, job_id: str, not_before: int) -> int:
-        """Return the first iteration of another replica's experiment that can be shared, else `not_before`."""
+        """Return the first iteration of another replica's experiment that can be shared, otherwise `not_before`."""
         own = {one.first for one in self._commitments if one.job_id == job_id}
         shared = (one.first for one in self._commitments if one.first not in own)
         return min((first for first in shared if first >= not_before), default=not_before)
 
     def commit(self, job_id: str, first: int, last: int, cost_s: float) -> None:
-        """Commit what an experiment may cost."""
+        """Reserve the maximum cost of an experiment."""
         self.num_experiments += 1
         self._commitments.append(Commitment(job_id, first, last, cost_s))
 
     def plan_sent(self, job_id: str, from_index: int, explained_s: float) -> None:
-        """Note which plan a job follows from an iteration on; plans for later ones are replaced, and not paid."""
+        """Record the plan that a job follows from an iteration on; drop reservations of plans that it replaces."""
         self._keep(lambda own: own if own.job_id != job_id else own.part(own.first, from_index - 1))
         self._spans = [own for own in self._spans if own.job_id != job_id or own.from_index < from_index]
         self._spans.append(PlanSpan(job_id, from_index, explained_s))
         del self._spans[:-_MAX_SPANS]
 
     def leave(self, job_id: str) -> None:
-        """Forget the plans of a job that has ended."""
+        """Remove the plans of a job that has ended."""
         self._spans = [own for own in self._spans if own.job_id != job_id]
         self._keep(lambda own: own if own.job_id != job_id else None)
 
@@ -234,15 +234,15 @@ class TimeAccount:
         given_pace_s: float = 0.0,
         sigma_s: float = 0.0,
     ) -> None:
-        """Count an iteration, once, whichever replica reports it first.
+        """Charge an iteration once, whichever replica reports it first.
 
         Args:
-            iteration_index: the number of the iteration, which all replicas know it by.
+            iteration_index: index of the iteration, which is the same for all replicas.
             time_s: how long it took.
             is_regular: whether it was undisturbed; at full speed it is then a reference.
-            explained_s: what the plan that the job followed in it can explain beyond full speed.
+            explained_s: time beyond full speed that the job's plan can explain.
             permitted_ratio: the slowdown that the user permits now.
-            given_pace_s: the pace that others set.
+            given_pace_s: pace set by a straggler or a power budget.
             sigma_s: standard deviation of an iteration at full speed.
         """
         if iteration_index <= self.last_index:
@@ -274,51 +274,51 @@ class TimeAccount:
                 self._closed_s += self._cost_s(self._open[: _MAX_OPEN // 2], None)
                 self._open = self._open[_MAX_OPEN // 2 :]
             self._open_s = self._cost_s(self._open, None)
-        elif is_regular and not given_pace_s:  # at a straggler's pace, full speed is not seen
+        elif is_regular and not given_pace_s:  # at a straggler's pace, full speed cannot be measured
             self._block.append((iteration_index, time_s))
             del self._block[:-_BLOCK_KEPT]
             if len(self._block) >= _MIN_BLOCK:
                 self._open_s = self._cost_s(self._open, self._full_speed_of_block())
 
     def add_client_cost(self, iteration_index: int, cost_s: float) -> None:
-        """Add what the clients have measured of themselves in one iteration, on the slowest rank; once for replicas."""
+        """Add the clients' own overhead in one iteration, on the slowest rank; counted once for all replicas."""
         if iteration_index > self._client_index:
             self._client_index = iteration_index
             self.client_cost_s = (self.client_cost_s or 0.0) + cost_s
 
     @property
     def totals(self) -> "AccountTotals":
-        """What is kept of the account when its daemon is killed."""
+        """The part of the account that survives if its daemon is killed."""
         cost_s = self._closed_s + self._open_s
         counts = self.num_iterations, self.num_experiments
         return AccountTotals(self.time_s, self.permitted_s, cost_s, self.client_cost_s, *counts)
 
     def take_over(self, totals: "AccountTotals") -> None:
-        """Continue the account of the same training under an earlier daemon."""
+        """Continue the account that an earlier daemon kept for the same training."""
         self.time_s, self.permitted_s, self._closed_s = totals.time_s, totals.permitted_s, totals.cost_s
         self.client_cost_s = totals.client_cost_s
         self.num_iterations, self.num_experiments = totals.num_iterations, totals.num_experiments
 
     def forget_iterations(self) -> None:
-        """Expect iterations from the first one on again: the training is begun anew, by other processes."""
+        """Expect iterations from the first one again, because the training restarts in other processes."""
         self._closed_s, self._open_s = self._closed_s + self._open_s, 0.0
         self._open, self._block, self._before = [], [], None
         self.last_index = self._client_index = -1
         self._spans, self._commitments = [], []
 
     def copy(self) -> "TimeAccount":
-        """Return a copy that later iterations do not change."""
+        """Return a copy that is not changed by later iterations."""
         lists = {name: list(getattr(self, name)) for name in ("_block", "_open", "_spans", "_commitments")}
         return replace(self, **lists)  # type: ignore[arg-type]
 
     # --- inside ---
 
     def _keep(self, part: Callable[[Commitment], Commitment | None]) -> None:
-        """Replace each commitment by the part of it that is still to be paid."""
+        """Replace each reservation by the part still to be paid."""
         self._commitments = [left for own in self._commitments if (left := part(own)) is not None]
 
     def _explained_s(self, iteration_index: int) -> float:
-        """Return what plans in force in an iteration, or in the one before, can explain: clocks change within one."""
+        """Return the time explained by the plans of this and the previous iteration, as clocks change within one."""
         by_job: dict[str, list[PlanSpan]] = {}
         for own in self._spans:
             by_job.setdefault(own.job_id, []).append(own)
@@ -330,7 +330,7 @@ class TimeAccount:
         return found
 
     def _without_past_spans(self, iteration_index: int) -> list[PlanSpan]:
-        """Return the spans that the next iterations may still be in."""
+        """Return the spans that may still apply to the next iterations."""
         latest: dict[str, list[int]] = {}
         for own in self._spans:
             if own.from_index <= iteration_index:
@@ -341,13 +341,13 @@ class TimeAccount:
         return BlockTime(fmean(index for index, _ in self._block), median_low(time_s for _, time_s in self._block))
 
     def _end_block(self) -> None:
-        """Charge the iterations before a block at full speed for good."""
+        """Settle the charges of all iterations before a full-speed block."""
         after = self._full_speed_of_block()
         self._closed_s += self._cost_s(self._open, after)
         self._before, self._block, self._open = after, [], []
 
     def _cost_s(self, iterations: Sequence[OpenIteration], after: BlockTime | None) -> float:
-        """Return what iterations have cost; a disturbed one, what others under its plan typically have."""
+        """Return the cost of iterations; for disturbed ones, at most the typical cost under their plan."""
         costs_s = [own.cost_s(self._full_speed_s(own, after)) for own in iterations]
         typical: dict[float, list[float]] = {}
         for own, cost_s in zip(iterations, costs_s, strict=True):
@@ -373,7 +373,7 @@ class TimeAccount:
 
     @property
     def _committed_s(self) -> float:
-        """The sum of commitments; of those for the same iterations the largest counts."""
+        """Sum of all reservations; of several for the same iterations, only the largest."""
         by_span: dict[tuple[int, int], float] = {}
         for own in self._commitments:
             by_span[own.first, own.last] = max(own.cost_s, by_span.get((own.first, own.last), 0.0))

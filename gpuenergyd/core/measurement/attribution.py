@@ -1,9 +1,9 @@
 """Energy attribution: splits each GPU's energy by second and by owner.
 
 A slice ends at every full second and at every change of owner. Slices never overlap and leave no gap between the first
-sample and the last cut, so that the sum over jobs and idle time is the GPU's energy. The energy of a slice is measured
-if the energy counter spans it, estimated if only power was sampled or if a gap without samples was spanned by the
-counter as a whole, and missing otherwise. Missing energy is None, never zero.
+sample and the last cut, so the sum over jobs and idle time is the GPU's energy. The energy of a slice is measured if
+the energy counter covers it; estimated if only power was sampled, or if the counter covers only a whole gap without
+samples; and missing otherwise. Missing energy is None, never zero.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from gpuenergyd.core.measurement.telemetry import EnergyCounter
 
 _NS_PER_S = 1_000_000_000
 _GRACE_NS = 2 * _NS_PER_S
-"""Longest wait for a counter edge after the end of a slice; then the slice is closed without the counter."""
+"""Longest wait for a counter update after the end of a slice; then the slice is closed without the counter."""
 _GAP_SLICE_LENGTHS_S = (1, 60, 3600, 86_400)
 _MAX_GAP_SLICES = 120
 
@@ -23,8 +23,8 @@ _MAX_GAP_SLICES = 120
 class EnergySlice:
     """Energy of one GPU in an interval with one owner, at most one second long while samples arrive.
 
-    `job_id` is empty while the GPU is idle. At most one of `energy_j` (measured by the counter) and `estimated_j` is
-    not None. The three durations add up to the length of the interval.
+    `job_id` is empty while the GPU is idle. At most one of `energy_j` (measured by the counter) and `estimated_j` has a
+    value. The three durations add up to the length of the interval.
     """
 
     started_at: datetime
@@ -75,7 +75,7 @@ class EnergyAttribution:
             if last is not None:
                 self._fill_gap(mono_ns, at, last.job_id)
                 if last.second != second:
-                    # Even if the wall clock was set back, the cut lies after the last sample.
+                    # Even if the wall clock was set back, the cut comes after the last sample.
                     begin_ns = max(mono_ns - at.microsecond * 1000, self._last_sample_ns)
             started_at = at - timedelta(microseconds=(mono_ns - begin_ns) // 1000)
             last = _OpenSlice(second, started_at, begin_ns, job_id)
@@ -88,7 +88,7 @@ class EnergyAttribution:
             last.clocks_mhz.append(sm_clock_mhz)
 
     def _fill_gap(self, mono_ns: int, at: datetime, job_id: str) -> None:
-        """Cut a gap without samples into slices, so that the counter's energy is spread over it."""
+        """Split a gap without samples into slices, over which the counter's energy is spread."""
         this_second_ns = mono_ns - at.microsecond * 1000
         gap_s = (this_second_ns - self._last_sample_ns) / _NS_PER_S
         step_s = next((s for s in _GAP_SLICE_LENGTHS_S if gap_s / s <= _MAX_GAP_SLICES), _GAP_SLICE_LENGTHS_S[-1])
@@ -100,7 +100,7 @@ class EnergyAttribution:
                 self._open.append(_OpenSlice(begun, begun, begin_ns, job_id))
 
     def completed_slices(self, now_ns: int, counter: EnergyCounter) -> tuple[EnergySlice, ...]:
-        """Return the ended slices whose energy is known or will not become known."""
+        """Return the ended slices whose energy is known or will never be known."""
         done: list[EnergySlice] = []
         while len(self._open) > 1:
             open_slice, end_ns = self._open[0], self._open[1].begin_ns

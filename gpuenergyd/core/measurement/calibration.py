@@ -1,7 +1,7 @@
-"""Calibration of switch latencies: which clock changes to make on an idle GPU, and statistics of the measured ones.
+"""Calibration of switch latencies: the clock changes to make on an idle GPU, and statistics of the measured ones.
 
-Latency depends on the direction and mostly on the target clock. So a calibration walks at random between a few clocks
-of each region until every (direction, target) has been seen often enough; the start clocks vary with the walk.
+Latency depends on the direction and mostly on the target clock. A calibration therefore walks at random between a few
+clocks of each region until every (direction, target) has been measured often enough; start clocks vary along the walk.
 """
 
 import random
@@ -18,17 +18,17 @@ from gpuenergyd.core.pipeline.switching import (
 )
 
 _CLOCK_RATIOS = (1.0, 0.92, 0.85, 0.78, 0.68, 0.55)
-"""Of the maximum clock: two in each region (high, middle, low), as far down as plans usually go."""
+"""Shares of the maximum clock: two in each region (high, middle, low), as low as plans usually go."""
 _LEAST_STEP_MHZ = 30
-"""Smaller changes are not told apart from the noise of the clock reading."""
+"""Smaller changes cannot be distinguished from the noise of the clock reading."""
 
 
 @dataclass(frozen=True, slots=True)
 class CalibratedTarget:
-    """Measured latencies of the changes in one direction to one clock; a time is None where too few took effect.
+    """Measured latencies of changes to one clock in one direction; a time is None if too few of them took effect.
 
-    `late_s` is the 90th percentile. `num_unseen` of the `num_changes` were not seen to take effect in the time for
-    which they were watched; `longest_s` is then a lower bound. `call_s` is the median duration of the driver call.
+    `late_s` is the 90th percentile. Of the `num_changes`, `num_unseen` were not seen to take effect while they were
+    watched; `longest_s` is then a lower bound. `call_s` is the median duration of the driver call.
     """
 
     direction: Direction
@@ -42,7 +42,7 @@ class CalibratedTarget:
 
 
 def calibration_clocks_mhz(supported_sm_clocks_mhz: Sequence[int]) -> tuple[int, ...]:
-    """Return the clocks that a calibration changes between, highest first; fewer than two if a GPU has no others."""
+    """Return the clocks that a calibration switches between, highest first; fewer than two if there are no others."""
     chosen: list[int] = []
     for ratio in _CLOCK_RATIOS:
         wanted_mhz = ratio * max(supported_sm_clocks_mhz, default=0)
@@ -53,10 +53,10 @@ def calibration_clocks_mhz(supported_sm_clocks_mhz: Sequence[int]) -> tuple[int,
 
 
 def calibration_walk_mhz(clocks_mhz: Sequence[int], *, num_changes: int, seed: int) -> tuple[int, ...]:
-    """Return the clocks to set one after another, from the highest on.
+    """Return the sequence of clocks to set, starting from the highest.
 
-    At least `num_changes` changes of the walk lead to each clock in each direction. `clocks_mhz` are two or more,
-    highest first; the same seed gives the same walk.
+    The walk reaches each clock in each direction at least `num_changes` times. `clocks_mhz` are two or more, highest
+    first. The same seed gives the same walk.
     """
     draw = random.Random(seed)  # noqa: S311  reproducible, not secret
     missing = {(Direction.RAISE, clock): num_changes for clock in clocks_mhz[:-1]}
@@ -73,7 +73,7 @@ def calibration_walk_mhz(clocks_mhz: Sequence[int], *, num_changes: int, seed: i
 
 
 def calibrated_targets(switches: Sequence[ObservedSwitch]) -> tuple[CalibratedTarget, ...]:
-    """Return the statistics of measured changes by direction and target clock, raises first, highest clock first."""
+    """Return the statistics of measured changes by direction and target clock: raises first, highest clock first."""
     groups: dict[tuple[Direction, int], list[ObservedSwitch]] = {}
     for switch in switches:
         groups.setdefault((switch.direction, switch.to_sm_clock_mhz), []).append(switch)

@@ -1,4 +1,4 @@
-"""The observation of an iteration: times, clocks and energies, from the ranks' reports and the GPUs' samples."""
+"""Observation of an iteration: times, clocks and energies, from the ranks' reports and the GPUs' samples."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -27,11 +27,11 @@ from gpuenergyd.core.pipeline.timeline import makespan_s
 
 _NS_PER_S = 1e9
 _OUTLIER_RATIO = 1.3
-"""An instruction longer than this ratio of its class's median in the iteration was disturbed."""
+"""An instruction that takes more than this multiple of its class's median in the iteration was disturbed."""
 _ONE_CHANGE = 2
-"""Clock intervals of an instruction in which one clock took effect."""
+"""Number of clock intervals of an instruction during which one clock took effect."""
 _WAITED_AT_LEAST_S = 0.002
-"""Minimum gap before an instruction that counts as a wait for its input."""
+"""Minimum gap before an instruction to be a wait for its input."""
 
 
 def observe_iteration(
@@ -45,10 +45,10 @@ def observe_iteration(
     has_replicas: bool = False,
     previous: Sequence[RankIteration] = (),
 ) -> tuple[IterationObservation, tuple[ObservedSpan, ...]]:
-    """Return the observation and the spans of one iteration, given one report per stage; maps are keyed by pp_rank.
+    """Return the observation and the spans of one iteration, from one report per stage; mappings are keyed by pp_rank.
 
-    Ranks may end an iteration after rank 0 has begun the next one: their last instructions in the reports of the
-    `previous` iteration are work in this window. What a GPU did is unknown where one of both was not timed.
+    Ranks may end an iteration after rank 0 has begun the next one, so their last instructions in the reports of the
+    `previous` iteration are work in this window. A GPU's time by clock is unknown if either iteration was not timed.
     """
     window = iteration_window(next(rank for rank in ranks if rank.pp_rank == 0))
     samples: list[InstructionSample] = []
@@ -133,7 +133,7 @@ def _instruction_samples(
 
 
 def _call_samples(rank: RankIteration, clocks: Sequence[ClockIntervals], num_calls: Sequence[int]) -> list[CallSample]:
-    """Return the samples of instructions in which one call began, with at most one change of the effective clock."""
+    """Return samples of instructions during which one driver call began and at most one clock took effect."""
     groups: dict[tuple[InstructionKind, int, int, int], list[tuple[int, int]]] = defaultdict(list)
     for measured, intervals, calls in zip(rank.instructions, clocks, num_calls, strict=True):
         if calls != 1 or not 0 < len(intervals) <= _ONE_CHANGE:
@@ -154,11 +154,11 @@ def _call_samples(rank: RankIteration, clocks: Sequence[ClockIntervals], num_cal
 
 
 def _busy_s(ranks: Sequence[RankIteration], graph: DependencyGraph, clocks: Mapping[int, ClockRecord]) -> float | None:
-    """Return the iteration time of the instructions without waits for other replicas; None if one was not reported.
+    """Return the iteration time without waits for other replicas; None if an instruction was not reported.
 
-    Such a wait is inside an instruction, for instance the last backward, if gradients are reduced inside it. An
-    instruction with many more cycles than the median of its class counts with the median. Gradient communication that
-    is an instruction of its own counts nothing: it is a wait as far as it is longer than usual.
+    Such a wait happens inside an instruction, for example in the last backward if it reduces gradients. An instruction
+    with many more cycles than the median of its class is therefore given the median. Gradient communication that is
+    an instruction of its own is given no time, because any excess over its usual time is a wait.
     """
     classes: dict[InstructionClass, list[tuple[Instruction, int, float]]] = defaultdict(list)
     for rank in ranks:
@@ -206,7 +206,7 @@ def _time_at(
     rank: RankIteration, previous: Sequence[RankIteration], window: IterationWindow, history: ClockRecord
 ) -> tuple[TimeAtClock, ...]:
     busy: dict[tuple[InstructionKind | None, int, int], int] = defaultdict(int)
-    at = window.begin_ns  # work and waiting add up to the window: whatever lies outside of it belongs to another one
+    at = window.begin_ns  # work and waiting add up to the window; time outside it belongs to another iteration
     late = [measured for before in previous for measured in before.instructions]
     for measured in sorted([*late, *rank.instructions], key=lambda m: m.begin_ns):
         begin = min(max(at, measured.begin_ns), window.end_ns)
@@ -240,7 +240,7 @@ def _span(measured: MeasuredInstruction, window: IterationWindow, clocks: ClockI
 
 
 def _gaps(ranks: Sequence[RankIteration], graph: DependencyGraph) -> tuple[float | None, float | None]:
-    """Return the medians (communication latency, launch gap) over the instructions that waited for either."""
+    """Return the median communication latency and the median launch gap, over instructions that waited for them."""
     times = {m.instruction: (m.begin_ns, m.end_ns) for rank in ranks for m in rank.instructions}
     step_begin_ns = {rank.pp_rank: rank.begin_ns for rank in ranks}
     latencies: list[float] = []

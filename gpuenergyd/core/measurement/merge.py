@@ -15,8 +15,8 @@ MemberKey = tuple[int, int]
 def merge_siblings(siblings: Sequence[IterationObservation]) -> IterationObservation:
     """Return one observation of the tensor-parallel ranks of a stage, which execute every instruction together.
 
-    The duration of an instruction is that of the slowest rank, the energy the sum. The merge of merged observations is
-    that of all: siblings are merged on each host before they travel, and again where a stage spans hosts.
+    The duration of an instruction is that of the slowest rank, the energy is the sum. Merged observations can be merged
+    again: siblings are merged on each host before they are sent, and again if a stage spans hosts.
     """
     first = siblings[0]
     if len(siblings) == 1:
@@ -33,11 +33,11 @@ def merge_siblings(siblings: Sequence[IterationObservation]) -> IterationObserva
 
 
 def merge_observations(stages: Sequence[IterationObservation]) -> IterationObservation:
-    """Return the observation of the whole pipeline from one of each stage, in order; the first gives the time.
+    """Return the observation of the whole pipeline from one per stage, in order; the first gives the iteration time.
 
-    Waits between hosts are part of the iteration time but have no figure of their own, because instants of two hosts
-    cannot be compared. The stages' launch gaps are dropped: a single one cannot distinguish a wait for a neighbour from
-    the time between two instructions, and a plan with such gaps requests raises too late.
+    Waits between hosts are part of the iteration time but are not given separately, because instants on two hosts
+    cannot be compared. The stages' launch gaps are dropped: a stage cannot distinguish a wait for a neighbour from the
+    time between two instructions, and a plan with such gaps would raise clocks too late.
     """
     first = stages[0]
     plan_ids = {observation.plan_id for observation in stages}
@@ -67,13 +67,13 @@ def busy_s(
 ) -> float | None:
     """Return the iteration time of the observed instructions without waits; None if a class was not observed.
 
-    Samples hold the mean time of a class at a clock, not of single instructions. Each instruction counts with the
-    sample whose clock is nearest to its planned clock, or with the mean of its class without a plan.
+    Samples hold the mean time of a class at a clock, not of single instructions. Each instruction is given the time of
+    the sample nearest to its planned clock, or the mean of its class if it has no planned clock.
 
     Args:
         whole: the merged observation.
         graph: the pipeline.
-        planned_mhz: clocks in the node order of the graph, None for an instruction without one.
+        planned_mhz: clocks in the graph's node order, None for an instruction without one.
     """
     samples_of: dict[InstructionClass, list[InstructionSample]] = defaultdict(list)
     for sample in whole.instruction_samples:

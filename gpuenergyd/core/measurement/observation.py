@@ -12,7 +12,7 @@ from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 
 @dataclass(frozen=True, slots=True)
 class ClockShare:
-    """Time of an instruction at one clock; a clock change during the instruction results in several shares."""
+    """Time of an instruction at one clock; an instruction with a clock change has several shares."""
 
     sm_clock_mhz: int
     time_s: float
@@ -20,10 +20,10 @@ class ClockShare:
 
 @dataclass(frozen=True, slots=True)
 class InstructionSample:
-    """Mean time that instructions of a class spent at each clock, over those of an iteration mostly at the same clock.
+    """Mean time that instructions of one class spent at each clock, within one iteration and with the same main clock.
 
     With r(f) = 1 / t(f) the speed at clock f, sum(share.time_s * r(share.sm_clock_mhz)) = 1 for each instruction, hence
-    for their mean; so instructions with a clock change are usable as samples.
+    for their mean. Instructions with a clock change are therefore usable as samples.
     """
 
     pp_rank: int
@@ -32,7 +32,7 @@ class InstructionSample:
     count: int
     chunk_index: int = 0
     num_calls: float = 0.0
-    """Mean number of driver calls that set the GPU's clock and began in one of these instructions."""
+    """Mean number of driver calls to set the GPU's clock that began during one of these instructions."""
 
     @property
     def time_s(self) -> float:
@@ -52,10 +52,10 @@ class InstructionSample:
 
 @dataclass(frozen=True, slots=True)
 class CallSample:
-    """Median times at the clocks before and after, of instructions in which one call that sets the clock began.
+    """Median times before and after a clock change, for instructions during which one driver call began.
 
-    A clock that took effect only after their end is missing: then `after` is no time at the clock before. They tell
-    what a call costs training: such instructions take longer than both clocks explain.
+    Such instructions take longer than the two clocks explain, which gives the cost of a call. If a clock took effect
+    only after the instruction ended, `after` is zero time at the clock before.
     """
 
     instruction_class: InstructionClass
@@ -76,9 +76,9 @@ class TimeAtClock:
 
 @dataclass(frozen=True, slots=True)
 class RankEnergy:
-    """Energy of one rank's GPU in one iteration by its energy counter; `energy_j` is None if not measured.
+    """Energy of one rank's GPU in one iteration, from its energy counter; `energy_j` is None if not measured.
 
-    `time_at` adds up to the window; it is empty where the times of instructions are unknown.
+    `time_at` adds up to the window; it is empty if the times of instructions are unknown.
     """
 
     pp_rank: int
@@ -88,11 +88,11 @@ class RankEnergy:
     counter_period_s: float | None = None
     """Time between two updates of the energy counter; None if unknown."""
     counter_phase: float | None = None
-    """Share of that period that had passed when the iteration began, from 0 to 1; None if unknown."""
+    """Share of that period elapsed when the iteration began, from 0 to 1; None if unknown."""
     energy_range_j: tuple[float, float] | None = None
-    """What contains the true energy in 95 of 100 cases; None if unknown."""
+    """Range that contains the true energy with 95 % probability; None if unknown."""
     is_energy_estimated: bool = False
-    """Whether the counter was read more rarely than once in this time: the energy was shared out by power or evenly."""
+    """Whether the iteration was shorter than the counter's reading interval, so that its energy was apportioned."""
 
 
 @dataclass(frozen=True)
@@ -110,23 +110,23 @@ class IterationObservation:
     ranks: tuple[RankEnergy, ...]
     is_regular: bool = True
     communication_latency_s: float | None = None
-    """Median time from the end of an instruction to the begin of a waiting instruction on another rank."""
+    """Median time from the end of an instruction to the start of a waiting instruction on another rank."""
     launch_gap_s: float | None = None
-    """Median time between two instructions of one rank if the second one's input was ready."""
+    """Median time between two instructions of one rank, if the second one's input was ready."""
     turnarounds_s: tuple[float | None, ...] = ()
-    """By rank, time from the end of its last instruction to the begin of its next step; None if not observed."""
+    """For each rank, time from the end of its last instruction to the start of its next step; None if not observed."""
     lead_s: float | None = None
-    """Time from the begin of the step on rank 0 to its first instruction."""
+    """Time from the start of the step on rank 0 to its first instruction."""
     busy_s: float | None = None
     """Iteration time of the instructions alone, without waits for other replicas; None for a job without replicas."""
     waited_s: float = 0.0
     """Time that the job waited for other replicas of its training."""
     is_at_straggler_pace: bool = False
-    """Whether a straggler among the replicas set the iteration time, which is then no measure of the job itself."""
+    """Whether a slower replica set the iteration time, which then does not characterise the job itself."""
     call_samples: tuple[CallSample, ...] = ()
-    """Instructions in which a clock was set."""
+    """Samples of instructions during which a clock was set."""
     is_timed: bool = True
-    """Whether its instructions were timed; else only its time and energy are known."""
+    """Whether its instructions were timed; if not, only its time and energy are known."""
 
     @property
     def is_own(self) -> bool:

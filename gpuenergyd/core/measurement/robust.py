@@ -1,12 +1,12 @@
-"""Robust middle and spread of measurements: one disturbed value changes neither."""
+"""Robust centre and spread of measurements, which a single outlier does not change."""
 
 from collections.abc import Iterable
 from statistics import median
 
 NORMAL_PER_MAD = 1.4826
-"""Standard deviation of a normal distribution over its median absolute deviation."""
+"""Ratio of standard deviation to median absolute deviation, for a normal distribution."""
 MEDIAN_PER_MEAN_ERROR = 1.2533
-"""Standard error of a median over that of a mean, for a normal distribution."""
+"""Ratio of the standard errors of median and mean, for a normal distribution."""
 
 
 def robust_sigma(distances: Iterable[float]) -> float:
@@ -15,7 +15,7 @@ def robust_sigma(distances: Iterable[float]) -> float:
 
 
 def weighted_median(values: Iterable[tuple[float, int]]) -> float | None:
-    """Return the median of (value, weight) pairs, the mean of the two middle values if even; None without any."""
+    """Return the median of (value, weight) pairs, the mean of the two middle values if tied; None without any."""
     ordered = sorted((value, weight) for value, weight in values if weight > 0)
     total = sum(weight for _, weight in ordered)
     if not total:

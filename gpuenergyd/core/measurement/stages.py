@@ -1,7 +1,7 @@
-"""Merges what the ranks of one pipeline stage report: times of instructions, clocks, energy.
+"""Merges the reports of a pipeline stage's ranks: times of instructions, clocks, energy.
 
 Tensor-, context- and expert-parallel ranks run each instruction together, and wait for each other inside it. A stage is
-therefore as late as its latest rank and as fast as its slowest GPU, and its energy is that of all its GPUs.
+therefore as late as its latest rank and as slow as its slowest GPU, and its energy is that of all its GPUs.
 """
 
 import math
@@ -22,7 +22,7 @@ from gpuenergyd.core.pipeline.graph import Instruction
 def stage_iteration(reports: Sequence[RankIteration]) -> RankIteration:
     """Return the iteration of a stage from the reports of its ranks, which ran the same instructions.
 
-    Each instruction counts as the rank measured it that ended it last. The stage begins, ends and begins its next
+    Each instruction has the times measured by the rank that ended it last. The stage begins, ends and begins its next
     iteration with its latest rank.
     """
     first = reports[0]
@@ -47,7 +47,7 @@ def stage_iteration(reports: Sequence[RankIteration]) -> RankIteration:
 
 
 def stage_clocks(histories: Sequence[ClockRecord]) -> ClockRecord:
-    """Return the clock of a stage over time: the lowest of its GPUs'."""
+    """Return the clock of a stage over time: the lowest among its GPUs."""
     return histories[0] if len(histories) == 1 else StageClocks(tuple(histories))
 
 
@@ -58,7 +58,7 @@ def stage_energy(counters: Sequence[EnergyRecord]) -> EnergyRecord:
 
 @dataclass(frozen=True, slots=True)
 class StageClocks:
-    """The clock of a stage over time: the lowest of its GPUs', because each waits for the slowest."""
+    """The clock of a stage over time: the lowest among its GPUs, because each waits for the slowest."""
 
     gpus: tuple[ClockRecord, ...]
 
@@ -83,7 +83,7 @@ class StageClocks:
         return merged
 
     def num_calls_between(self, begin_ns: int, end_ns: int) -> int:
-        """Return how many changes of the stage's clock began: the most driver calls of any of its GPUs."""
+        """Return how many changes of the stage's clock began: the maximum number of driver calls on any of its GPUs."""
         return max(gpu.num_calls_between(begin_ns, end_ns) for gpu in self.gpus)
 
 
@@ -104,7 +104,7 @@ class StageEnergy:
         return total_j
 
     def estimate(self, begin_ns: int, end_ns: int) -> EnergyEstimate | None:
-        """Return the energy of an interval and how sure it is; None if that of any GPU is unknown."""
+        """Return the energy of an interval with its error range; None if that of any GPU is unknown."""
         known = [own for gpu in self.gpus if (own := gpu.estimate(begin_ns, end_ns)) is not None]
         if len(known) < len(self.gpus):
             return None
@@ -117,12 +117,12 @@ class StageEnergy:
         )
 
     def phase(self, at_ns: int) -> tuple[float, float] | None:
-        """Return the period and the phase of the first GPU's counter: the others' differ, so errors add up to less."""
+        """Return period and phase of the first GPU's counter; errors of GPUs with other phases partly cancel."""
         return self.gpus[0].phase(at_ns)
 
 
 def _one_after_the_other(measured: Sequence[MeasuredInstruction]) -> tuple[MeasuredInstruction, ...]:
-    """Return instructions in order of their ends, none of which begins before the one before has ended."""
+    """Return instructions in order of their ends, each beginning only after the one before has ended."""
     in_order: list[MeasuredInstruction] = []
     for own in measured:
         begin_ns = max(own.begin_ns, in_order[-1].end_ns) if in_order else own.begin_ns

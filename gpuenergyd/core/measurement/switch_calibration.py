@@ -1,16 +1,16 @@
 """Switch latencies of one GPU model, estimated from the clock changes that jobs make.
 
-Theory of operation. A clock request waits for the driver thread, the driver call runs, and some time after the call has
-returned the new clock is effective. That instant is known only up to an interval between two readings: the last that
-showed the old clock and the first that showed the new one. The estimate is the middle of the interval, its error half
-the width. A change that was never observed to settle took at least as long as it was watched; it counts as a censored
-observation (Kaplan and Meier, 1958), otherwise slow GPUs would look fast. Where drivers keep clocks, the intervals are
-as wide as clocks are old, and their middles say little: see `bounded_latencies`.
+Theory of operation. A clock request waits for the driver thread, then the driver call runs, and some time after it has
+returned the new clock is effective. That instant is only known to lie between two readings: the last that showed the
+old clock and the first that showed the new one. The estimate is the middle of this interval, its error half the width.
+A change whose effect was never observed took at least as long as it was watched. It is treated as a censored
+observation (Kaplan and Meier, 1958); otherwise slow GPUs would appear fast. Where drivers
+keep clocks, the intervals are as wide as clocks are old, and their middles say little: see `bounded_latencies`.
 
 Latency depends on the GPU, on the direction of the change and on both clocks, mostly on the target clock
 (arXiv 2502.20075). Changes are therefore grouped by direction and target clock. A target with too few changes uses
-those between the same coarse regions of start and target clock, then those with the same target region, then all of the
-same direction.
+those between the same coarse regions of start and target clock, then those with the same target region, then all of
+the same direction.
 """
 
 from collections import deque
@@ -36,19 +36,19 @@ from gpuenergyd.core.pipeline.switching import (
 _KEPT = 2048
 _EVERY = 8
 _EVERY_SHARE = 16
-"""Estimates are made again after `_EVERY` changes, or after this fraction of those that are kept."""
+"""Estimates are updated after `_EVERY` new changes, or one in `_EVERY_SHARE` of the kept ones if that is more."""
 _NOTABLE_RATIO = 0.25
 _NOTABLE_EXCESS_S = 0.001
 _FAR_RATIO = 1.5
-"""Latencies beyond the late one by this factor are rare long ones; those between are its usual spread."""
+"""Latencies beyond the late quantile times this factor are rare outliers; shorter ones are the usual spread."""
 
 
 @dataclass(frozen=True, slots=True)
 class SwitchEstimate:
     """Latency statistics of one kind of clock change; region None means all regions.
 
-    `low_s` and `high_s` are the 10th and 90th percentile; a quantile is None if too many changes were not observed to
-    settle. `resolution_s` is the median interval between the readings before and after.
+    `low_s` and `high_s` are the 10th and 90th percentile. A quantile is None if too many changes were not seen to take
+    effect. `resolution_s` is the median interval between the readings before and after a change.
     """
 
     direction: Direction
@@ -72,13 +72,13 @@ class SwitchCalibration:
     latency: SwitchLatency
     """The published or assumed latency until enough changes were measured."""
     num_seen: int = 0
-    """Changes since the daemon started whose effect was observed."""
+    """Changes since the daemon started that were seen to take effect."""
     num_unseen: int = 0
     _switches: deque[ObservedSwitch] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _num_new: int = 0
     _num_contradicting: int = 0
     _num_since_contradicted: int = 0
-    """Changes since the first one of those that contradict in a row."""
+    """Number of changes since the first of the consecutive contradicting ones."""
     _estimates: tuple[SwitchEstimate, ...] | None = None
 
     @property
@@ -88,11 +88,11 @@ class SwitchCalibration:
 
     @property
     def num_earlier(self) -> int:
-        """Number of those that an earlier daemon measured."""
+        """Number of changes measured by an earlier daemon."""
         return max(0, len(self._switches) - self.num_seen - self.num_unseen)
 
     def restore(self, switches: Iterable[ObservedSwitch]) -> None:
-        """Begin with the changes that an earlier daemon measured on GPUs of this model."""
+        """Start with the changes that an earlier daemon measured on GPUs of this model."""
         self._switches.extend(switches)
         self._estimates = None
         latency = self._measured(LatencyBasis.MEASURED_EARLIER)
@@ -122,7 +122,7 @@ class SwitchCalibration:
         return True
 
     def _forget_contradicted(self, switch: ObservedSwitch) -> None:
-        """Forget all changes before those in a row that took far more, or far less, time than known of their clock."""
+        """Drop older changes once several in a row took much more or less time than known for their target clock."""
         known = (t for t in self.latency.targets if t.sm_clock_mhz == switch.to_sm_clock_mhz)
         own = next((t for t in known if t.direction is switch.direction), None)
         self._num_since_contradicted += self._num_contradicting > 0
@@ -145,7 +145,7 @@ class SwitchCalibration:
         self._num_new = len(kept)
 
     def estimates(self) -> tuple[SwitchEstimate, ...]:
-        """Return the statistics of each direction, then by regions; empty before the first change."""
+        """Return the statistics by direction, then by regions; empty before the first change."""
         if self._estimates is None:
             self._estimates = self._estimated()
         return self._estimates
@@ -237,14 +237,14 @@ def _settle_s(switches: Sequence[ObservedSwitch], median_s: float | None) -> flo
 
 
 def _figures(switches: Sequence[ObservedSwitch]) -> tuple[float, float]:
-    """Return (typical, late) latency; a quantile that is unknown counts as the longest observation."""
+    """Return the typical and the late latency; the longest observation replaces an unknown quantile."""
     longest_s = max(s.latency_s for s in switches)
     typical_s, late_s = latency_quantiles_s(switches, (0.5, LATE_QUANTILE))
     return longest_s if typical_s is None else typical_s, longest_s if late_s is None else late_s
 
 
 def _differs_notably(before: SwitchLatency, now: SwitchLatency) -> bool:
-    """Return whether two latencies differ enough to require another plan."""
+    """Return whether two latencies differ enough to require a new plan."""
     if [_key(r) for r in now.regions] != [_key(r) for r in before.regions]:
         return True
     if abs(now.excess_s - before.excess_s) > max(_NOTABLE_RATIO * before.excess_s, _NOTABLE_EXCESS_S):

@@ -1,6 +1,6 @@
 """Clock histories and energy counters of GPUs, and the time spans of an iteration that ranks report.
 
-Instants are integer nanoseconds of the host's monotonic clock; they are arguments, no function here reads a clock.
+Instants are integer nanoseconds of the host's monotonic clock, passed as arguments; no function here reads a clock.
 """
 
 import math
@@ -15,63 +15,63 @@ from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
 from gpuenergyd.core.pipeline.reorder import RankMemory
 
 ClockIntervals = Sequence[tuple[int, int]]
-"""Pairs (clock in MHz, duration in ns) in order of time."""
+"""Pairs (clock in MHz, duration in ns) in chronological order."""
 
 _NS_PER_S = 1e9
 _IMPOSSIBLE_RATIO = 1.5
-"""As for readings of power: what a GPU may draw above its limit for a moment."""
+"""Ratio by which a GPU may exceed its power limit for a moment, as for power readings."""
 _STEP_S = 1.0
 _CREDIT_S = 0.25
 _EDGES_AROUND = 10
-"""Edges on either side of an instant that show the period of a counter."""
+"""Number of updates on either side of an instant used to find the counter's period."""
 _SPARSE_NS = 250_000_000
-"""Between edges further apart, power tells how energy is spread."""
+"""Between updates further apart than this, power readings determine the distribution of energy."""
 _GAPS_AROUND = 4
-"""Gaps on either side of one that show whether power tells anything."""
+"""Number of neighbouring gaps on either side used to decide whether power readings are informative."""
 
 
 class ClockRecord(Protocol):
-    """Effective clock over time, and the driver calls that set it: of one GPU, or of the GPUs of a stage."""
+    """Effective clock over time and the driver calls that set it, for one GPU or a stage's GPUs."""
 
     def clocks_between(self, begin_ns: int, end_ns: int) -> ClockIntervals:
         """Return the clocks over an interval and how long each was effective."""
         ...
 
     def num_calls_between(self, begin_ns: int, end_ns: int) -> int:
-        """Return how many driver calls began in an interval, its begin included."""
+        """Return how many driver calls began in an interval, its start included."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EnergyEstimate:
-    """Energy of an interval, and what contains the truth in 95 of 100 cases."""
+    """Energy of an interval, and the range that contains the true value with 95 % probability."""
 
     energy_j: float
     low_j: float
     high_j: float
     is_estimated: bool
-    """Whether the interval is shorter than the time between the counter's dated updates around it."""
+    """Whether the interval is shorter than the time between the counter's updates around it."""
 
 
 class EnergyRecord(Protocol):
-    """Energy over time: of one GPU, or of the GPUs of a stage."""
+    """Energy over time, for one GPU or a stage's GPUs."""
 
     def energy_j(self, begin_ns: int, end_ns: int) -> float | None:
         """Return the energy of an interval; None if it is unknown."""
         ...
 
     def estimate(self, begin_ns: int, end_ns: int) -> EnergyEstimate | None:
-        """Return the energy of an interval and how sure it is; None if it is unknown."""
+        """Return the energy of an interval with its error range; None if unknown."""
         ...
 
     def phase(self, at_ns: int) -> tuple[float, float] | None:
-        """Return (period of updates in s, share of it that has passed at an instant); None if unknown."""
+        """Return the counter's update period in s and the share of it elapsed at an instant; None if unknown."""
         ...
 
 
 @dataclass(slots=True)
 class ClockHistory:
-    """Effective clock of one GPU over time, a step function, and the driver calls that set it."""
+    """Effective clock of one GPU over time, as a step function, and the driver calls that set it."""
 
     initial_sm_clock_mhz: int
     _at_ns: list[int] = field(default_factory=list)
@@ -85,11 +85,11 @@ class ClockHistory:
         self._clocks_mhz.insert(position, sm_clock_mhz)
 
     def record_call(self, called_mono_ns: int) -> None:
-        """Record the begin of a driver call that sets the clock; records may arrive out of order."""
+        """Record the start of a driver call that sets the clock; records may arrive out of order."""
         insort(self._calls_ns, called_mono_ns)
 
     def num_calls_between(self, begin_ns: int, end_ns: int) -> int:
-        """Return how many driver calls began in an interval, its begin included."""
+        """Return how many driver calls began in an interval, its start included."""
         return bisect_left(self._calls_ns, end_ns) - bisect_left(self._calls_ns, begin_ns)
 
     def clocks_between(self, begin_ns: int, end_ns: int) -> ClockIntervals:
@@ -123,12 +123,12 @@ class ClockHistory:
 
 @dataclass(slots=True)
 class EnergyCounter:
-    """Edges of one GPU's energy counter: the instants at which its value changed.
+    """Updates of one GPU's energy counter: the instants ("edges") at which its value changed.
 
-    The counter moves in steps, so that only its edges carry information. A decrease is a reset (driver reload), and so
-    is a rise that a GPU of `max_power_w` cannot have caused: energy across it is unknown. What exceeds the possible by
-    less, from edges that are dated inexactly, is left out unless as much was possible and not used just before. So the
-    energy since a reset never exceeds `max_power_w` times the time.
+    The counter moves in steps, so only its edges carry information. A decrease is a reset (driver reload), and so is an
+    increase that a GPU of `max_power_w` cannot have caused; energy across a reset is unknown. Smaller excesses come
+    from inexactly timed edges. They are cut off unless the GPU used less than its maximum just before. The energy since
+    a reset therefore never exceeds `max_power_w` times the time.
     """
 
     max_power_w: float = math.inf
@@ -138,23 +138,23 @@ class EnergyCounter:
     _is_interrupted: bool = False
     _last_j: float = 0.0
     _excess_j: float = 0.0
-    """What the counter has shown since the reset beyond what is possible."""
+    """Energy shown by the counter since the reset beyond what is possible."""
     _credit_j: float = 0.0
-    """What was possible and not used, up to a limit."""
+    """Energy that was possible but not used, up to a limit."""
     _power: PowerReadings = field(default_factory=PowerReadings)
     _shapes: dict[int, GapShape] = field(default_factory=dict)
-    """By the instant of the edge at which the gap begins; those near a new edge are made again."""
+    """Keyed by the edge at which the gap begins; those near a new edge are computed again."""
 
     def record_power(self, mono_ns: int, power_w: float) -> None:
-        """Record a reading of power, which tells how energy is spread between edges that are far apart."""
+        """Record a power reading, used to distribute energy between edges that are far apart."""
         self._power.record(mono_ns, power_w)
 
     def interrupt(self) -> None:
-        """Treat the next edge as the start of a new count: energy across this moment is unknown."""
+        """Treat the next edge as the start of a new count, because energy across this moment is unknown."""
         self._is_interrupted = True
 
     def record(self, edge_mono_ns: int, total_energy_j: float) -> None:
-        """Record an edge; a repeated or older one is ignored."""
+        """Record an edge; repeated and older ones are ignored."""
         if not self._at_ns:
             self._begin_count(edge_mono_ns, total_energy_j, 0)
             return
@@ -192,7 +192,7 @@ class EnergyCounter:
         return end[0] - begin[0]
 
     def estimate(self, begin_ns: int, end_ns: int) -> EnergyEstimate | None:
-        """Return the energy of an interval and how sure it is; None if the edges do not span it."""
+        """Return the energy of an interval with its error range; None if the edges do not span it."""
         energy_j = self.energy_j(begin_ns, end_ns)
         if energy_j is None:
             return None
@@ -208,11 +208,11 @@ class EnergyCounter:
         return EnergyEstimate(energy_j, low_j, high_j, is_estimated=end_ns - begin_ns < longest_ns)
 
     def _gap_at(self, at_ns: int) -> int:
-        """Return the position of the edge at which the gap around an instant begins."""
+        """Return the index of the edge before the gap that contains an instant."""
         return max(0, min(bisect_right(self._at_ns, at_ns), len(self._at_ns) - 1) - 1)
 
     def _shape(self, left: int) -> GapShape:
-        """Return how energy is spread over the gap after an edge."""
+        """Return how energy is distributed over the gap after an edge."""
         shape = self._shapes.get(self._at_ns[left])
         if shape is None:
             around = range(max(0, left - _GAPS_AROUND), min(left + _GAPS_AROUND + 1, len(self._at_ns) - 1))
@@ -224,10 +224,10 @@ class EnergyCounter:
         return Gap(self._at_ns[left], self._at_ns[left + 1], self._energy_j[left + 1] - self._energy_j[left])
 
     def phase(self, at_ns: int) -> tuple[float, float] | None:
-        """Return (period in s, share of it that has passed since an update); None with too few edges around.
+        """Return the counter's period in s and the share of it elapsed since an update; None with too few edges.
 
-        Not every update is seen, so the period is about the shortest time between two edges. A counter that is read
-        about once a second does not show it.
+        Some updates are missed, so the period is taken as about the shortest time between two edges. It cannot be found
+        if the counter is read only about once a second.
         """
         right = bisect_left(self._at_ns, at_ns)
         near_ns = self._at_ns[max(0, right - _EDGES_AROUND) : right + _EDGES_AROUND]
@@ -240,7 +240,7 @@ class EnergyCounter:
         return period_ns / _NS_PER_S, (at_ns - self._at_ns[right - 1]) / period_ns % 1.0
 
     def forget_before(self, mono_ns: int) -> None:
-        """Drop edges that no interval after this instant needs."""
+        """Drop edges not needed for intervals after this instant."""
         keep_from = bisect_right(self._at_ns, mono_ns) - 1
         if keep_from > 0:
             for edge_ns in self._at_ns[:keep_from]:
@@ -290,17 +290,17 @@ class RankIteration:
     next_begin_ns: int
     instructions: tuple[MeasuredInstruction, ...]
     launched_iteration_index: int = -1
-    """The newest iteration that the rank's program had launched when it reported this one; -1 if unknown."""
+    """Newest iteration that the rank's program had launched when it reported this one; -1 if unknown."""
     stage_rank: int = 0
-    """Number of the rank among those of its stage."""
+    """Index of the rank within its stage."""
     memory: RankMemory | None = None
-    """Memory of the rank's GPU in this iteration; None if it was not measured."""
+    """Memory of the rank's GPU in this iteration; None if not measured."""
     reorder_refusal: str = ""
-    """Why the rank takes no other order any more; empty if it does."""
+    """Why the rank accepts no other instruction order any more; empty if it does."""
     client_cost_s: float | None = None
-    """Time that the client has cost the training thread in this iteration; None if it was not measured."""
+    """The client's overhead on the training thread in this iteration; None if not measured."""
     is_in_order: bool | None = None
-    """Whether the rank ran the expected instructions, in their order, where these were not timed; else None."""
+    """For instructions that were not timed: whether the rank ran the expected ones in order; None if timed."""
 
     @property
     def is_timed(self) -> bool:
@@ -315,7 +315,7 @@ class RankIteration:
 
 @dataclass(frozen=True, slots=True)
 class ObservedSpan:
-    """One instruction on the measured timeline, in seconds from the begin of the iteration on rank 0."""
+    """One instruction on the measured timeline, in seconds from the start of the iteration on rank 0."""
 
     pp_rank: int
     kind: InstructionKind
@@ -328,7 +328,7 @@ class ObservedSpan:
 
 @dataclass(frozen=True, slots=True)
 class IterationWindow:
-    """Energy window of an iteration: from rank 0's begin to its next begin, the same for every GPU.
+    """Energy window of an iteration: from the start of rank 0's iteration to its next one, the same for every GPU.
 
     A common window keeps sums exact: every joule of every GPU belongs to exactly one iteration.
     """
@@ -338,5 +338,5 @@ class IterationWindow:
 
 
 def iteration_window(rank_0: RankIteration) -> IterationWindow:
-    """Return the window of an iteration; the last iteration of a job ends with its step."""
+    """Return the window of an iteration; a job's last iteration has no next one and ends with its step."""
     return IterationWindow(rank_0.begin_ns, rank_0.next_begin_ns or rank_0.end_ns)

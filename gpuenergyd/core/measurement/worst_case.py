@@ -1,11 +1,11 @@
-"""Upper bound of a plan's slowdown: the iteration time if every instruction slows as much as its clock falls.
+"""Upper bound of a plan's slowdown: the iteration time if every instruction slows down in proportion to its clock.
 
-Theory of operation. No instruction slows by more than its clock falls: at f it takes at most f_max / f times as long as
-at f_max. Where a job has measured an instruction at other clocks the bound is tighter: time is convex in 1 / f, so that
-the line between two measured clocks lies above it, and below the lowest one time grows at most as 1 / f. The longest
-path through the pipeline's graph with these times, minus that at full speed, is what an iteration costs at most. A
-clock that is raised only when its instruction begins is late by the latency of a switch, and a wait for data takes as
-long at any clock.
+Theory of operation. No instruction slows down by more than its clock is lowered: at clock f it takes at most f_max / f
+times as long as at f_max. If a job has measured an instruction at other clocks, the bound is tighter. Time is convex in
+1 / f, so the line between two measured clocks lies above it; below the lowest measured clock, time grows at most as
+1 / f. The maximum cost of an iteration is the longest path through the pipeline's graph with these times, minus that at
+full speed. A clock that is raised only when its instruction begins is late by the switch latency. A wait for data takes
+equally long at any clock.
 """
 
 from bisect import bisect_left
@@ -20,17 +20,17 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, RankClocks
 from gpuenergyd.core.pipeline.timeline import makespan_s
 
 _TIMES_KEPT = 8
-"""Newest times of a class at one clock whose median counts."""
+"""Number of newest times of a class at one clock whose median is used."""
 _AT_ONE_CLOCK_RATIO = 0.95
-"""Share of an instruction at its main clock from which on its time is one at that clock."""
+"""An instruction's time belongs to its main clock if at least this share of it ran at that clock."""
 _POWER_PROFILE_RATIO = 1.25
-"""Slowdown that a workload power profile may cause; an assumption, published figures are below 10 %."""
+"""Maximum slowdown by a workload power profile; an assumption, published figures are below 10 %."""
 _SPLIT_RATIO = 0.5
-"""Time of an input or weight gradient that was never seen, as a share of its whole backward: their sum is known."""
+"""Assumed time of an input or weight gradient never observed, as a share of the full backward, which is known."""
 
 
 class ClockTimes:
-    """Times of the classes of a job's instructions: at full speed, and by clock."""
+    """Times of a job's instruction classes: at full speed, and by clock."""
 
     def __init__(self) -> None:
         self._at_full_speed: dict[InstructionClass, deque[float]] = defaultdict(_times)
@@ -45,7 +45,7 @@ class ClockTimes:
                 self._by_clock[own][main.sm_clock_mhz].append(sample.time_s)
 
     def full_speed_s(self, own: InstructionClass) -> float | None:
-        """Return the time of a class at full speed; None if neither it was seen nor what it is a part of."""
+        """Return a class's time at full speed; None if neither it nor the backward that it is part of was observed."""
         if times_s := self._at_full_speed.get(own):
             return median(times_s)
         whole = InstructionClass(own.pp_rank, InstructionKind.B, own.chunk_index)
@@ -54,12 +54,12 @@ class ClockTimes:
         return None
 
     def most_ratio(self, own: InstructionClass, sm_clock_mhz: float, top_mhz: int) -> float:
-        """Return how many times as long as at full speed a class takes at a clock, at most."""
+        """Return the maximum ratio of a class's time at a clock to its time at full speed."""
         full_s = self.full_speed_s(own)
         known = {mhz: median(times_s) for mhz, times_s in self._by_clock.get(own, {}).items() if mhz < top_mhz}
         if sm_clock_mhz >= top_mhz:
             return 1.0
-        if not known and own.kind in {InstructionKind.I, InstructionKind.W}:  # as their whole, a part of it each
+        if not known and own.kind in {InstructionKind.I, InstructionKind.W}:  # use the ratio of the full backward
             whole = InstructionClass(own.pp_rank, InstructionKind.B, own.chunk_index)
             return self.most_ratio(whole, sm_clock_mhz, top_mhz)
         if full_s is None or not known:
@@ -81,32 +81,32 @@ def _times() -> deque[float]:
 
 @dataclass(frozen=True, slots=True)
 class RankSpeed:
-    """What bounds the slowness of one rank: its highest clock and power limit, and the latency of a clock switch."""
+    """Limits on how slow one rank can become: its highest clock and power limit, and its switch latency."""
 
     top_mhz: int
     switch_latency_s: float
     top_power_w: float | None = None
-    """None if its power cannot be limited."""
+    """None if the GPU's power cannot be limited."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorstCase:
-    """What plans may cost one job."""
+    """Maximum cost of plans for one job."""
 
     graph: DependencyGraph
     times: ClockTimes
     ranks: Sequence[RankSpeed]
     iteration_time_s: float
-    """At full speed; all of it is taken for compute-bound while times of instructions are unknown."""
+    """At full speed; assumed to be all compute-bound while times of instructions are unknown."""
 
     def extra_s(self, plan: ClockPlan, graph: DependencyGraph | None = None) -> float:
-        """Return what an iteration under a plan takes beyond full speed, at most; `graph` is that of its own orders."""
+        """Return the maximum time of an iteration under a plan beyond full speed; `graph` is of the plan's orders."""
         return self._extra_s(plan, graph or self.graph, self.times)
 
     def explained_s(self, plan: ClockPlan, graph: DependencyGraph | None = None) -> float:
-        """Return the same whatever was measured at lower clocks, and if each call to set one takes as long as a switch.
+        """Return the extra time that a plan can explain: without measured times, and with a switch latency per call.
 
-        What an iteration takes beyond that has another reason than the plan.
+        Any excess over that has a cause other than the plan.
         """
         calls_s = max((len(own.changes) * self.ranks[own.pp_rank].switch_latency_s for own in plan.ranks), default=0.0)
         return calls_s + self._extra_s(plan, graph or self.graph, None)
@@ -133,7 +133,7 @@ class WorstCase:
 
 @dataclass(frozen=True, slots=True)
 class _Speed:
-    """The least speed of one instruction as a share of full speed, and the one at which it may begin."""
+    """Lowest speed of one instruction as a share of full speed, and the speed at which it may begin."""
 
     ratio: float
     late_ratio: float
@@ -158,7 +158,7 @@ def _speeds(plan: ClockPlan, graph: DependencyGraph, ranks: Sequence[RankSpeed])
 
 
 def _ratios(clocks: RankClocks, rank: RankSpeed, num_instructions: int) -> list[float]:
-    """Return the speed of the instructions of one rank under its clocks, power limit and power profile."""
+    """Return the speeds of one rank's instructions under its clocks, power limit and power profile."""
     most = 1.0 if clocks.power_profile is None else 1 / _POWER_PROFILE_RATIO
     if clocks.power_limit_w is not None and rank.top_power_w:
         most *= min(1.0, clocks.power_limit_w / rank.top_power_w)

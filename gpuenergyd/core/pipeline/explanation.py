@@ -1,4 +1,4 @@
-"""Explanation of each instruction's clock: its slack, the neighbouring clock options and the limiting reason."""
+"""Explanation of each instruction's clock: its slack, the neighbouring clock options and what limits it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ class ClockReason(StrEnum):
     """Reason why an instruction does not run slower."""
 
     CHEAPEST = "cheapest"
-    """A slower clock uses more energy than it saves, however much slack there is."""
+    """A slower clock would use more energy than it saves, however much slack there is."""
     CRITICAL = "critical"
     """The instruction is on the critical path: a slower clock would lengthen the iteration."""
     NO_ROOM = "no-room"
     """The slack is shorter than the extra time of the next slower clock."""
     ROOM_LEFT = "room-left"
-    """The next slower clock would fit; the plan uses the time elsewhere or keeps the number of clock changes low."""
+    """The next slower clock would fit, but the plan uses the time elsewhere or avoids a clock change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class ClockExplanation:
     """Explanation of one instruction's clock.
 
     `slower` and `faster` are the neighbouring Pareto options, None at the ends. `price_w` is the energy that one more
-    second of slack would save here, None if the planner does not compute it.
+    second of slack would save here; None if the planner does not compute it.
     """
 
     span: Span

@@ -1,4 +1,4 @@
-"""A running pipeline as a policy has fitted it: profile, latencies and target, from which it can be planned again."""
+"""A running pipeline as fitted by a policy: profile, latencies and target, from which it can be planned again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,10 +30,10 @@ class FittedRow:
 
 @dataclass(frozen=True, slots=True)
 class FittedPipeline:
-    """What a policy has fitted to a job; times are those of the graph, which `bias_s` makes those of iterations."""
+    """Model of a job fitted by a policy; its times are those of the graph, to which `bias_s` is added."""
 
     schedule: Schedule
-    """The order that the ranks registered with."""
+    """The order in which the ranks registered."""
     rows: tuple[FittedRow, ...]
     blocking_power_w: float
     communication_latency_s: float
@@ -43,7 +43,7 @@ class FittedPipeline:
     bias_s: float
     """Measured iteration time at full speed minus that of the graph."""
     target_time_s: float
-    """The iteration time that is permitted now."""
+    """Iteration time that is permitted now."""
 
     @property
     def profile(self) -> PipelineProfile:
@@ -60,7 +60,7 @@ class FittedPipeline:
         return PipelineProfile(classes, self.blocking_power_w)
 
     def graph_of(self, schedule: Schedule) -> DependencyGraph:
-        """Return the graph of the ranks' instructions in some order, with the measured latencies.
+        """Return the graph of the ranks' instructions in a given order, with the measured latencies.
 
         Raises:
             ScheduleError: the order cannot run.
@@ -72,7 +72,7 @@ class FittedPipeline:
 
     @property
     def deadline_s(self) -> float:
-        """The target as a time of the graph: at full speed at least, which is possible."""
+        """The target as a time of the graph; at least that of full speed, so that it is possible."""
         profile, graph = self.profile, self.graph_of(self.schedule)
         fastest_s = makespan_s(graph, [profile[i.instruction_class].fastest.time_s for i in graph.instructions])
         return max(self.target_time_s - self.bias_s, fastest_s)
@@ -87,7 +87,7 @@ def fitted_rows(profile: PipelineProfile) -> tuple[FittedRow, ...]:
 
 
 def clocks_of(plan: ClockPlan, schedule: Schedule, profile: PipelineProfile) -> dict[Instruction, int]:
-    """Return a plan's clock of each instruction of a schedule: the highest one where the plan leaves it alone."""
+    """Return a plan's clock of each instruction of a schedule; the highest where the plan does not set one."""
     clocks = {i: profile[i.instruction_class].at_max_clock.sm_clock_mhz for order in schedule.orders for i in order}
     for rank in plan.ranks:
         for instruction, clock_mhz in zip(schedule.orders[rank.pp_rank], rank.sm_clocks_mhz, strict=True):
@@ -96,7 +96,7 @@ def clocks_of(plan: ClockPlan, schedule: Schedule, profile: PipelineProfile) -> 
 
 
 def with_clocks(profile: PipelineProfile, sm_clocks_mhz: Mapping[Instruction, int]) -> PipelineProfile:
-    """Return a profile with options, interpolated where there is none, at the clocks of these instructions."""
+    """Return a profile that also has options at the clocks of these instructions, interpolated if necessary."""
     wanted: dict[InstructionClass, set[int]] = {}
     for instruction, clock_mhz in sm_clocks_mhz.items():
         wanted.setdefault(instruction.instruction_class, set()).add(clock_mhz)

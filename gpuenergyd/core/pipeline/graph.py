@@ -24,27 +24,27 @@ class InstructionKind(StrEnum):
     FB = "FB"
     """A forward and the full backward of an earlier microbatch, overlapped so that they cannot be told apart."""
     C = "C"
-    """Gradient communication after a backward, as far as nothing computes meanwhile; waits for other ranks included."""
+    """Gradient communication after a backward while nothing computes, including waits for other ranks."""
     O = "O"  # noqa: E741  one letter, as the others
     """Optimizer step."""
     D = "D"
-    """Wait for the next batch, from the end of an iteration to the next begin."""
+    """Wait for the next batch, from the end of an iteration to the start of the next."""
 
     @property
     def is_wait(self) -> bool:
-        """Whether the GPU waits meanwhile: such a phase may take any time, and hardly depends on the clock."""
+        """Whether the GPU waits during this phase, so that its time hardly depends on the clock."""
         return self in {InstructionKind.C, InstructionKind.D}
 
     @property
     def waits_for_ranks(self) -> bool:
-        """Whether the time contains the wait for other ranks, so that it is no measure of a rank's own work."""
+        """Whether the time includes waiting for other ranks, so that it does not measure the rank's own work."""
         return self is InstructionKind.C
 
 
 LOOP_SCHEDULE = "loop"
 """Name of the schedule of a training loop without pipeline stages."""
 _CHUNKS_PER_PAIR = 64
-"""Largest number of chunks per rank whose forwards and backwards can be combined."""
+"""Maximum number of chunks per rank whose forwards and backwards can be combined."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -60,7 +60,7 @@ class InstructionClass:
 class Instruction:
     """One computation of one microbatch on one chunk of one pipeline rank.
 
-    A combined instruction (FB) has the microbatch of its backward; its chunk index stands for two chunks.
+    A combined instruction (FB) has the microbatch index of its backward; its chunk index encodes two chunks.
     """
 
     pp_rank: int
@@ -70,17 +70,17 @@ class Instruction:
 
     @property
     def instruction_class(self) -> InstructionClass:
-        """Class that this instruction shares its profile with."""
+        """Class whose profile this instruction uses."""
         return InstructionClass(self.pp_rank, self.kind, self.chunk_index)
 
     @property
     def forward_chunk_index(self) -> int:
-        """Chunk of the forward in a combined instruction; the chunk of any other one."""
+        """Chunk of the forward in a combined instruction; for any other instruction, its chunk."""
         return self.chunk_index // _CHUNKS_PER_PAIR if self.kind is InstructionKind.FB else self.chunk_index
 
     @property
     def backward_chunk_index(self) -> int:
-        """Chunk of the backward in a combined instruction; the chunk of any other one."""
+        """Chunk of the backward in a combined instruction; for any other instruction, its chunk."""
         return self.chunk_index % _CHUNKS_PER_PAIR if self.kind is InstructionKind.FB else self.chunk_index
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ class Instruction:
 
 
 def chunk_name(kind: InstructionKind, chunk_index: int) -> str:
-    """Return the name of an instruction's chunk, or of both of a combined one; empty for the first chunk."""
+    """Return the name of an instruction's chunk, or of both chunks if combined; empty for the first chunk."""
     if kind is InstructionKind.FB:
         return "{}+{}".format(*divmod(chunk_index, _CHUNKS_PER_PAIR))
     return f"{chunk_index or ''}"
@@ -145,7 +145,7 @@ class Schedule:
         return own[pp_rank][chunk_index] if own else chunk_index * self.num_ranks + pp_rank
 
     def peak_inflight(self, pp_rank: int) -> int:
-        """Return the largest number of microbatch activations that a rank holds at once, summed over its chunks."""
+        """Return the maximum number of microbatch activations that a rank holds at once, summed over its chunks."""
         held = peak = 0
         for instruction in self.orders[pp_rank]:
             match instruction.kind:
@@ -159,10 +159,10 @@ class Schedule:
         return peak
 
     def computations(self, pp_rank: int) -> Iterator[tuple[Instruction, tuple[Instruction, ...]]]:
-        """Yield each instruction of a rank with what it computes: a forward and a backward if it is a combined one.
+        """Yield each instruction of a rank with its computations: a forward and a backward if combined, else itself.
 
-        Which forward a combined instruction has follows from the order, since a rank runs the forwards of a chunk in
-        the order of microbatches.
+        The forward in a combined instruction follows from the order, because a rank runs the forwards of a chunk in the
+        order of microbatches.
         """
         num_forwards: Counter[int] = Counter()
         for instruction in self.orders[pp_rank]:
@@ -249,10 +249,10 @@ class DependencyGraph:
     """Time that each node needs after its end: the epilogue of a rank's last instruction, 0 for all others."""
     classes: tuple[InstructionClass, ...]
     class_of: tuple[int, ...]
-    """The position of each node's class in `classes`: large pipelines have many nodes of few classes."""
+    """Index of each node's class in `classes`; large pipelines have many nodes in few classes."""
 
     def with_epilogues(self, rank_epilogues_s: Sequence[float]) -> "DependencyGraph":
-        """Return the same graph in which rank r needs `rank_epilogues_s[r]` after its last instruction.
+        """Return this graph with `rank_epilogues_s[r]` after the last instruction of each rank r.
 
         Raises:
             ScheduleError: an epilogue is negative or not a number, or their count is not the number of ranks.
@@ -292,7 +292,7 @@ def dependency_graph(
             stage = schedule.stage_index(part.pp_rank, part.chunk_index)
             key = (part.kind, stage, part.microbatch_index)
             if key in producer:
-                raise ScheduleError(f"{part} appears twice")
+                raise ScheduleError(f"duplicate instruction {part} in the schedule")
             producer[key] = node
     node_of = {instruction: node for node, instruction in enumerate(instructions)}
     sender_of = {node_of[u]: node_of[later] for u, later in schedule.sent_after if u in node_of and later in node_of}
@@ -322,7 +322,7 @@ _DataKey = tuple[InstructionKind, int, int]
 
 
 def _inputs(schedule: Schedule, instruction: Instruction) -> Iterator[tuple[_DataKey, ...]]:
-    """Yield the inputs of an instruction; each is a tuple of alternatives, of which a schedule has one."""
+    """Yield the inputs of an instruction, each as a tuple of alternatives; a schedule contains exactly one of them."""
     kinds = InstructionKind
     stage = schedule.stage_index(instruction.pp_rank, instruction.chunk_index)
     microbatch = instruction.microbatch_index
@@ -345,7 +345,7 @@ def _inputs(schedule: Schedule, instruction: Instruction) -> Iterator[tuple[_Dat
 def graph_from_edges(
     instructions: Sequence[Instruction], edges: Iterable[tuple[int, int, float]], *, num_ranks: int
 ) -> DependencyGraph:
-    """Return a graph from (u, v, latency_s) edges; of duplicate edges the larger latency counts.
+    """Return a graph from (u, v, latency_s) edges; duplicate edges are merged with the larger latency.
 
     Raises:
         ScheduleError: an edge names a node that does not exist, or the edges form a cycle.

@@ -1,4 +1,4 @@
-"""Learned curves: what a job has shown of time and power over the clock, per kind of instruction."""
+"""Learned curves: time and power of a job against the clock, as measured for each kind of instruction."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from gpuenergyd.count_text import count_text
 
 MAX_CURVES, MAX_POINTS = 8, 32
 MAX_STAGE_CLOCKS, MAX_STAGE_DEVIATIONS = 16, 128
-"""Clocks, and deviations of stages at all of them."""
+"""Maximum number of clocks, and of stage deviations at all of them together."""
 _MAX_STAGE_DEVIATION = 0.5
 MAX_NAME_CHARS = 256
 _MAX_STAGES = 65_536
@@ -18,7 +18,7 @@ _MAX_POWER_W = 1e6
 _MAX_SIGMA = 2.0
 _LEAST_CLOCK_RATIO = 0.2
 _TIME_TOLERANCE = 1.1
-"""Factor beyond 1 / clock that measured times may have, and below that at full speed."""
+"""Factor by which measured times may exceed the inverse clock ratio, or fall below the time at full speed."""
 _MAX_POWER_RATIO = 3.0
 
 
@@ -39,38 +39,38 @@ class StagesAtClock:
 
     sm_clock_mhz: int
     deviations: tuple[tuple[float, float], ...]
-    """By stage, its log time relative to full speed less the mean of all stages, and the standard error."""
+    """For each stage, its log time relative to full speed minus the mean over all stages, and the standard error."""
 
 
 @dataclass(frozen=True, slots=True)
 class KindCurve:
-    """The curve of one kind of instruction, common to all stages: the maximum clock and the clocks that plans tried."""
+    """Curve of one kind of instruction, common to all stages, at the maximum clock and the clocks that plans tried."""
 
     kind: InstructionKind
     time_s: float
     """Mean time at full speed."""
     full_speed_mhz: float
-    """The SM clock that the GPU really ran at while the maximum was requested."""
+    """SM clock at which the GPU actually ran while the maximum was requested."""
     points: tuple[CurvePoint, ...]
-    """In descending order of clocks, the maximum first."""
+    """In descending order of clock, the maximum first."""
     stages: tuple[StagesAtClock, ...] = ()
-    """At a few of these clocks, in descending order; empty where too many stages have run to be told apart."""
+    """Differences of stages at a few of these clocks, in descending order; empty if there are too many stages."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedCurves:
-    """What a job has shown of its curves."""
+    """The curves measured in one job."""
 
     gpu_model_name: str
     max_sm_clock_mhz: int
     num_stages: int
     power_w: float
-    """Mean power of a GPU in instructions at full speed."""
+    """Mean power of a GPU while it runs instructions at full speed."""
     curves: tuple[KindCurve, ...]
 
 
 def problem_of_curves(learned: LearnedCurves) -> str | None:
-    """Return why learned curves are impossible, in a phrase with the bad value; None if they are possible."""
+    """Return why learned curves are impossible, as a phrase with the bad value; None if they are possible."""
     if not 0 < learned.max_sm_clock_mhz <= 100_000:
         return f"max_sm_clock_mhz {learned.max_sm_clock_mhz}: 1 to 100000 are valid"
     if not 0 < learned.num_stages <= _MAX_STAGES:
@@ -109,7 +109,7 @@ def _problem_of_stages(curve: KindCurve, max_mhz: int) -> str | None:
         return f"stages at {len(clocks)} clocks: at most {MAX_STAGE_CLOCKS}, in descending order, are valid"
     numbers = {len(own.deviations) for own in curve.stages}
     if len(numbers) > 1 or 0 in numbers:
-        return "stages: at every clock as many, and one at least, are valid"
+        return "stages: each clock must have the same number of deviations, at least one"
     if (total := sum(len(own.deviations) for own in curve.stages)) > MAX_STAGE_DEVIATIONS:
         return f"{count_text(total, 'deviation')} of stages: at most {MAX_STAGE_DEVIATIONS} are valid"
     for own in curve.stages:

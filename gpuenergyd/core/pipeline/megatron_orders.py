@@ -1,8 +1,8 @@
 """Schedules in the instruction order of Megatron-core's interleaved pipelines.
 
-R ranks, V chunks per rank, M microbatches, r the current rank. Forwards go through chunk after chunk in groups of
-`group_size` microbatches (Megatron's `microbatch_group_size_per_vp_stage`, at least R); backwards do so from the last
-chunk. A rank first runs 2 (R - 1 - r) + (V - 1) `group_size` forwards, then a forward and a backward in turn.
+R ranks, V chunks per rank, M microbatches, r the current rank. Forwards run in groups of `group_size` microbatches
+(Megatron's `microbatch_group_size_per_vp_stage`, at least R), each group through all chunks in order; backwards start
+from the last chunk. A rank first runs 2 (R - 1 - r) + (V - 1) `group_size` forwards, then alternates with backwards.
 """
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, combined_chunk_index
@@ -11,9 +11,9 @@ from gpuenergyd.errors import ScheduleError
 
 INTERLEAVED = "interleaved"
 PAIRED = "interleaved-paired"
-"""Interleaved, where a forward and the backward after it receive their inputs and send their outputs together."""
+"""Interleaved; each forward and the backward after it receive their inputs and send their outputs together."""
 COMBINED = "combined-1f1b"
-"""Interleaved, where a forward and a backward are one instruction."""
+"""Interleaved; a forward and a backward are one instruction."""
 
 F, B, FB = InstructionKind.F, InstructionKind.B, InstructionKind.FB
 
@@ -21,18 +21,18 @@ F, B, FB = InstructionKind.F, InstructionKind.B, InstructionKind.FB
 def megatron_interleaved(
     num_ranks: int, num_microbatches: int, num_chunks: int, group_size: int | None = None, *, is_paired: bool = False
 ) -> Schedule:
-    """Return Megatron's interleaved 1F1B; by default microbatches are in groups of as many as there are ranks.
+    """Return Megatron's interleaved 1F1B; by default a group has as many microbatches as there are ranks.
 
     Args:
         num_ranks: pipeline ranks.
         num_microbatches: microbatches per iteration.
         num_chunks: chunks per rank.
-        group_size: microbatches that a rank runs of one chunk before it goes on to the next.
+        group_size: microbatches of one chunk that a rank runs before it goes on to the next chunk.
         is_paired: whether communication does not overlap with computation (`overlap_p2p_comm` is off), so that a
             forward and the backward after it wait for each other's data.
 
     Raises:
-        ScheduleError: Megatron does not run these sizes.
+        ScheduleError: Megatron does not support these sizes.
     """
     forwards, backwards = _tables(num_ranks, num_microbatches, num_chunks, group_size)
     orders, pairs = [], []
@@ -57,10 +57,10 @@ def megatron_interleaved(
 def combined_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int, group_size: int | None = None) -> Schedule:
     """Return Megatron's combined 1F1B, which overlaps a forward with the backward of another microbatch.
 
-    A rank runs one more forward first than in `megatron_interleaved`, so that the two do not depend on each other.
+    A rank runs one more warm-up forward than in `megatron_interleaved`, so that the two do not depend on each other.
 
     Raises:
-        ScheduleError: Megatron does not run these sizes.
+        ScheduleError: Megatron does not support these sizes.
     """
     forwards, backwards = _tables(num_ranks, num_microbatches, num_chunks, group_size)
     orders = []
@@ -75,7 +75,7 @@ def combined_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int, group_
 
 
 def paired_like(schedule: Schedule) -> Schedule | None:
-    """Return the paired schedule of a schedule's sizes, None where Megatron does not run these; orders may differ."""
+    """Return the paired schedule of the same sizes, None if Megatron does not support them; orders may differ."""
     is_first = [(i.kind, i.chunk_index) == (F, 0) for i in schedule.orders[0]]
     group_size = [*is_first, False].index(False)
     sizes = schedule.num_ranks, schedule.num_microbatches, schedule.num_chunks, group_size
@@ -88,7 +88,7 @@ def paired_like(schedule: Schedule) -> Schedule | None:
 def _tables(
     num_ranks: int, num_microbatches: int, num_chunks: int, group_size: int | None
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return (microbatch, chunk) of all forwards and of all backwards, in order."""
+    """Return the (microbatch, chunk) pairs of all forwards and of all backwards, in order."""
     group = num_ranks if group_size is None else group_size
     for count, what in ((num_ranks, "pipeline ranks"), (num_microbatches, "microbatches"), (num_chunks, "chunks")):
         if count < 1:

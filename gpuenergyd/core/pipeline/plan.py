@@ -32,10 +32,10 @@ TRIALS = frozenset({PlanPurpose.TRIAL, PlanPurpose.PROFILE})
 
 @dataclass(frozen=True, slots=True)
 class ClockChange:
-    """Request for a clock, sent `offset_s` after the begin of an instruction.
+    """Request for a clock, sent `offset_s` after the start of an instruction.
 
-    A slower clock is requested when the slow instruction begins, a faster one ahead of need, during the instruction
-    before: a late change then costs a little energy and never time.
+    A lower clock is requested when the slow instruction begins. A higher clock is requested early, during the
+    instruction before. A late change then costs a little energy but no time.
     """
 
     instruction: Instruction
@@ -45,20 +45,20 @@ class ClockChange:
 
 @dataclass(frozen=True, slots=True)
 class RankClocks:
-    """Clocks of one rank: `sm_clocks_mhz[k]` is for the k-th instruction of its order; None leaves the clock alone."""
+    """Clocks of one rank: `sm_clocks_mhz[k]` is for its k-th instruction; None does not set the clock."""
 
     pp_rank: int
     sm_clocks_mhz: tuple[int | None, ...]
     changes: tuple[ClockChange, ...] = ()
     power_limit_w: float | None = None
-    """Power limit of each GPU of the rank for the whole iteration; None: the limit from before the job."""
+    """Power limit of each GPU of the rank for the whole iteration; None keeps the limit from before the job."""
     power_profile: int | None = None
-    """Workload power profile of each GPU of the rank for the whole iteration; None: none of the job."""
+    """Workload power profile of each GPU of the rank for the whole iteration; None requests none for the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanPrediction:
-    """Predicted time and energy of a plan; `lower_bound_j` is proven for all plans with that iteration time."""
+    """Predicted time and energy of a plan; no plan with that iteration time can use less than `lower_bound_j`."""
 
     iteration_time_s: float
     energy_j: float
@@ -69,23 +69,23 @@ class PlanPrediction:
 
 @dataclass(frozen=True, slots=True)
 class PredictedSaving:
-    """The saving that a plan predicts against full speed, never below 0; 0 where its own interval includes 0."""
+    """Predicted saving of a plan against full speed, at least 0; exactly 0 if its interval includes 0."""
 
     ratio: float
     low_ratio: float | None
     high_ratio: float | None
-    """Ends of the interval; None if the policy gives none."""
+    """Bounds of the interval; None if the policy provides none."""
 
 
 SAVING_LOW, SAVING_HIGH = "saving_low_ratio", "saving_high_ratio"
-"""Figures of a plan: the ends of the interval of the saving that it predicts."""
+"""Names of figures of a plan: the bounds of its predicted saving."""
 _KNOWN_WITHIN_RATIO = 0.02
-"""Half of an interval of savings that still has a figure in its middle."""
+"""Maximum half-width of an interval of savings for which a single value is shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavingAdvice:
-    """The saving of a job if it were permitted more slowdown, with its 90 % interval; measured, or predicted."""
+    """Saving of a job if a larger slowdown were permitted, with its 90 % interval; measured or predicted."""
 
     max_slowdown_ratio: float
     saving_ratio: float
@@ -95,13 +95,13 @@ class SavingAdvice:
 
     @property
     def is_range(self) -> bool:
-        """Whether no better figure is known than the interval."""
+        """Whether the interval is too wide to show a single value."""
         return self.high_ratio - self.low_ratio > 2 * _KNOWN_WITHIN_RATIO + 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class ClockPlan:
-    """Clocks of all ranks of a pipeline for one iteration; an empty `ranks` leaves all clocks alone."""
+    """Clocks of all ranks of a pipeline for one iteration; with empty `ranks` no clock is set."""
 
     plan_id: str
     purpose: PlanPurpose
@@ -109,18 +109,18 @@ class ClockPlan:
     predicted: PlanPrediction | None = None
     reason: str = ""
     figures: tuple[tuple[str, float], ...] = ()
-    """Numbers that the policy finds again in `JobView.issued_plans`."""
+    """Numbers that the policy stores with the plan and finds again in `JobView.issued_plans`."""
     advice: tuple[SavingAdvice, ...] = ()
-    """What more permitted slowdown would save."""
+    """What a larger permitted slowdown would save."""
     orders: Orders = ()
-    """The instructions of each rank under this plan, if they are not in the registered order."""
+    """Instructions of each rank under this plan, if not in the registered order."""
     order_advice: OrderAdvice | None = None
-    """What another order would save; a policy may add it to a plan that it returns again."""
+    """Predicted saving of another order; a policy may add it to a plan that it returns again."""
     learned: LearnedCurves | None = None
-    """What the job has shown of its curves until now, for later jobs; stored, and no part of the plan in force."""
+    """Curves measured in the job until now, stored for later jobs; not part of the plan in force."""
 
     def schedule(self, registered: Schedule) -> Schedule:
-        """Return the schedule that ranks run under this plan, given the one that they registered with."""
+        """Return the schedule that ranks run under this plan, given their registered schedule."""
         return replace(registered, orders=self.orders) if self.orders else registered
 
     def figure(self, name: str) -> float | None:
@@ -129,9 +129,9 @@ class ClockPlan:
 
     @property
     def predicted_saving(self) -> PredictedSaving | None:
-        """What the plan predicts to save; None if it predicts no energy at full speed to compare with.
+        """Predicted saving of the plan; None if it has no predicted energy at full speed for comparison.
 
-        Full speed is always possible, so nothing is predicted to be worse.
+        A plan at full speed is always possible, so the saving is never negative.
         """
         if self.predicted is None or not self.predicted.baseline_energy_j:
             return None
@@ -143,7 +143,7 @@ class ClockPlan:
         return PredictedSaving(ratio if low > 0.0 else 0.0, low, high)
 
     def changes_of(self, pp_rank: int) -> tuple[ClockChange, ...]:
-        """Return the clock changes of one rank; empty leaves its clock alone."""
+        """Return the clock changes of one rank; empty if the plan does not set its clock."""
         for rank in self.ranks:
             if rank.pp_rank == pp_rank:
                 return rank.changes
@@ -151,17 +151,17 @@ class ClockPlan:
 
     @property
     def power_limits_w(self) -> tuple[tuple[int, float], ...]:
-        """The ranks whose GPUs have a power limit under this plan, each with its limit in watts."""
+        """Ranks with a power limit under this plan, each with its limit in watts."""
         return tuple((rank.pp_rank, rank.power_limit_w) for rank in self.ranks if rank.power_limit_w is not None)
 
     @property
     def power_profiles(self) -> tuple[tuple[int, int], ...]:
-        """The ranks whose GPUs have a workload power profile under this plan, each with its number."""
+        """Ranks with a workload power profile under this plan, each with the number of the profile."""
         return tuple((rank.pp_rank, rank.power_profile) for rank in self.ranks if rank.power_profile is not None)
 
     @property
     def sets_clocks(self) -> bool:
-        """Whether ranks request clocks under this plan; without, it only limits power or requests power profiles."""
+        """Whether ranks request clocks under this plan, instead of only power limits or power profiles."""
         return any(rank.changes for rank in self.ranks)
 
 
@@ -169,7 +169,7 @@ BASELINE_PLAN_ID = "baseline"
 
 
 def baseline_plan(plan_id: str = BASELINE_PLAN_ID, *, reason: str = "baseline") -> ClockPlan:
-    """Return the plan that leaves every GPU at its default clocks, without leases."""
+    """Return the plan that keeps every GPU at its default clocks, without leases."""
     return ClockPlan(plan_id=plan_id, purpose=PlanPurpose.BASELINE, reason=reason)
 
 
@@ -181,9 +181,9 @@ def full_speed_plan(
     reason: str,
     sets_clocks: bool = True,
 ) -> ClockPlan:
-    """Return the plan that locks every GPU at its maximum clock: full speed with the leases kept.
+    """Return the plan that locks every GPU at its maximum clock: full speed while the leases are kept.
 
-    Without `sets_clocks` it only withdraws power limits and workload power profiles.
+    With `sets_clocks` False, it only removes power limits and workload power profiles.
     """
     ranks = []
     for pp_rank, order in enumerate(schedule.orders):
@@ -201,7 +201,7 @@ def constant_clock_changes(order: Sequence[Instruction], sm_clock_mhz: int) -> t
 
 
 PowerLimitRange = tuple[float, float]
-"""The lowest and the highest power limit of a GPU, in watts."""
+"""Lowest and highest power limit of a GPU, in watts."""
 
 
 def check_plan(
@@ -211,7 +211,7 @@ def check_plan(
     power_limit_ranges_w: Sequence[PowerLimitRange | None] | None = None,
     power_profiles: Sequence[Sequence[int]] | None = None,
 ) -> None:
-    """Check that a plan fits its pipeline and its GPUs; `supported_sm_clocks_mhz[r]`, range, profiles belong to rank r.
+    """Check that a plan fits its pipeline and its GPUs; the k-th element of each sequence is for rank k.
 
     Raises:
         PlanError: the plan has a rank, instruction, clock, power limit or power profile that does not exist, an offset
@@ -250,7 +250,7 @@ def check_plan(
 
 
 def _checked_schedule(plan: ClockPlan, registered: Schedule) -> Schedule:
-    """Return the schedule under a plan with orders; without clocks, nothing would take the ranks back to their own."""
+    """Return the schedule under a plan with orders; each rank needs clocks, so that it can return to its own order."""
     if len(plan.ranks) != len(plan.orders):
         raise PlanError(
             f"plan {plan.plan_id!r}: orders for {count_text(len(plan.orders), 'rank')}, clocks for {len(plan.ranks)}"

@@ -1,7 +1,7 @@
-"""How much the power of a host swings: peak, trough, ramp, and the energy of the wave from 0.1 to 20 Hz.
+"""Power swings of a host: peak, trough, ramp, and the energy of the power signal from 0.1 to 20 Hz.
 
-Synchronous training makes the power of whole data centers swing with its iterations. Grids name 0.1 to 20 Hz as the
-critical frequencies, and limit ramps (arXiv 2508.14318, "Power Stabilization for AI Training Datacenters").
+Synchronous training makes the power of whole data centers swing with its iterations. Grid operators name 0.1 to 20 Hz
+as the critical frequencies, and limit ramps (arXiv 2508.14318, "Power Stabilization for AI Training Datacenters").
 
 The band energy is that of Parseval's theorem: the mean square, in watts squared, of the part of the wave in the band,
 so its square root is the RMS power of the swing. A periodic wave with Fourier coefficients c_k at k / T has the band
@@ -21,13 +21,13 @@ from gpuenergyd.core.pipeline.timeline import Timeline
 LOWEST_HZ, HIGHEST_HZ = 0.1, 20.0
 """The critical frequencies, both included."""
 RAMP_WINDOW_S = 1.0
-"""Ramps are between means over this time: without a mean, every step of a wave is an infinite ramp."""
+"""Ramps are computed between means over this time, because each step of the unsmoothed wave is an infinite ramp."""
 _SAME_RATIO = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class SwingFigures:
-    """How much a wave swings: highest and lowest power, steepest ramp either way, and energy in the critical band."""
+    """Size of a wave's swing: highest and lowest power, steepest ramp up or down, and energy in the critical band."""
 
     peak_w: float
     trough_w: float
@@ -44,7 +44,7 @@ class SwingFigures:
 
 
 class SwingFigure(StrEnum):
-    """Names of the figures of a plan with the predicted swing of its job's GPUs."""
+    """Names of a plan's figures for the predicted power swing of its job's GPUs."""
 
     PEAK = "predicted_peak_w"
     TROUGH = "predicted_trough_w"
@@ -54,7 +54,7 @@ class SwingFigure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlannedSwing:
-    """The swing of a plan, of full speed, and of the plan of least energy that a flatter one was made from."""
+    """Swing of a plan, of full speed, and of the least-energy plan from which the flatter plan was made."""
 
     planned: SwingFigures
     full_speed: SwingFigures
@@ -62,14 +62,14 @@ class PlannedSwing:
 
 
 _SAME_TIME_S = 1e-9
-"""Events closer than this happen at once: an instruction that begins when another ends does not overlap with it."""
+"""Events closer than this are simultaneous, so that an instruction does not overlap with the one before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PowerWave:
-    """Total power of the GPUs of one iteration, waiting included; iterations follow each other without a gap.
+    """Total power of the GPUs over one iteration, including waits; the wave repeats without a gap.
 
-    `powers_w[k]` holds from `times_s[k]` to `times_s[k + 1]`; the last of `times_s` is the end of the iteration.
+    `powers_w[k]` applies from `times_s[k]` to `times_s[k + 1]`; the last of `times_s` is the end of the iteration.
     """
 
     times_s: tuple[float, ...]
@@ -97,7 +97,7 @@ class PowerWave:
         """Return the largest mean power over any window of this length, which may span iterations.
 
         Args:
-            window_s: length in seconds; 0 is the peak at an instant.
+            window_s: length in seconds; 0 means the instantaneous peak.
         """
         if window_s <= 0 or self.iteration_time_s <= 0:
             return self.peak_w
@@ -105,7 +105,7 @@ class PowerWave:
         if rest_s <= _SAME_TIME_S:
             return self.mean_w
         before_j = [0.0, *accumulate(self._step_energies_j())]
-        # The mean is piecewise linear in the window's begin: it is largest where an end of the window meets a step.
+        # The mean is piecewise linear in the window's start, so its maximum has an end of the window at a step.
         starts_s = self.times_s[:-1]
         begins_s = [*starts_s, *((time_s - rest_s) % self.iteration_time_s for time_s in starts_s)]
         in_rest_j = (self._until_j(at_s + rest_s, before_j) - self._until_j(at_s, before_j) for at_s in begins_s)
@@ -115,7 +115,7 @@ class PowerWave:
         return [w * (b - a) for w, (a, b) in zip(self.powers_w, pairwise(self.times_s), strict=True)]
 
     def _until_j(self, at_s: float, before_j: Sequence[float]) -> float:
-        """Return the energy from the begin of an iteration until a time in it or in the next."""
+        """Return the energy from the start of an iteration to a time within it or the next one."""
         whole = at_s >= self.iteration_time_s
         at_s -= whole * self.iteration_time_s
         step = min(bisect_right(self.times_s, at_s), len(self.powers_w)) - 1
@@ -128,7 +128,7 @@ def power_wave(planned: Timeline, powers_w: Sequence[float], blocking_power_w: f
     Args:
         planned: the timeline; ranks wait whenever no instruction runs on them.
         powers_w: mean power of each node of the timeline's graph while it runs.
-        blocking_power_w: power of a rank that waits.
+        blocking_power_w: power of a waiting rank.
     """
     changes = sorted(
         change
@@ -159,13 +159,13 @@ def swing_of(wave: PowerWave) -> SwingFigures:
 
 
 def harmonics_in_band(period_s: float, low_hz: float = LOWEST_HZ, high_hz: float = HIGHEST_HZ) -> range:
-    """Return the harmonics of a period whose frequencies are in a band, limits included, without the mean."""
+    """Return the harmonics of a period within a frequency band, limits included, without the mean."""
     first = max(1, math.ceil(low_hz * period_s * (1 - _SAME_RATIO)))
     return range(first, math.floor(high_hz * period_s * (1 + _SAME_RATIO)) + 1)
 
 
 def band_energy_w2(wave: PowerWave, low_hz: float = LOWEST_HZ, high_hz: float = HIGHEST_HZ) -> float:
-    """Return the energy of a periodic wave in a band of frequencies, in watts squared; exact, without sampling."""
+    """Return the energy of a periodic wave in a frequency band, in watts squared; exact, without sampling."""
     period_s = wave.iteration_time_s
     if period_s <= 0:
         return 0.0
@@ -185,7 +185,7 @@ def band_energy_w2(wave: PowerWave, low_hz: float = LOWEST_HZ, high_hz: float = 
 
 
 def steepest_ramp_w_per_s(wave: PowerWave, window_s: float) -> float:
-    """Return the largest difference of the mean power of two successive windows of a periodic wave, by their length."""
+    """Return the largest difference between mean powers of two successive windows, divided by the window length."""
     period_s = wave.iteration_time_s
     if period_s <= 0:
         return 0.0
@@ -196,20 +196,20 @@ def steepest_ramp_w_per_s(wave: PowerWave, window_s: float) -> float:
         step = min(bisect_right(wave.times_s, rest_s), len(wave.powers_w)) - 1
         return whole * before_j[-1] + before_j[step] + wave.powers_w[step] * (rest_s - wave.times_s[step])
 
-    # The difference is piecewise linear in time: it is largest where an end of either window meets a step.
+    # The difference is piecewise linear in time, so its maximum has an end of a window at a step.
     meets_s = {time_s + shift_s for time_s in wave.times_s[:-1] for shift_s in (0.0, window_s, -window_s)}
     steepest_j = max(abs(until_j(t + window_s) - 2 * until_j(t) + until_j(t - window_s)) for t in meets_s)
     return steepest_j / window_s**2
 
 
 def swing_of_samples(powers_w: Sequence[float], period_s: float) -> SwingFigures | None:
-    """Return how much measured power swings; None if there are not even two slowest periods of the band.
+    """Return how much measured power swings; None if the samples are shorter than two of the band's longest periods.
 
-    Frequencies above half the sampling rate cannot be seen, and sensors average.
+    Frequencies above half the sampling rate are not visible, and sensors smooth power.
 
     Args:
         powers_w: means over successive periods of the same length.
-        period_s: that length, at least half the shortest period of the band.
+        period_s: length of these periods, at least half the shortest period of the band.
     """
     n, length_s = len(powers_w), len(powers_w) * period_s
     if n < 4 or length_s < 2 / LOWEST_HZ:
@@ -218,7 +218,7 @@ def swing_of_samples(powers_w: Sequence[float], period_s: float) -> SwingFigures
     # Hann's window, whose squares have a mean of 1.5, keeps slow changes from leaking into the band.
     tapered_w = [(w - mean_w) * (1 - math.cos(2 * math.pi * (k + 0.5) / n)) for k, w in enumerate(powers_w)]
     energy_w2 = math.fsum(w * w for w in tapered_w) / n - (math.fsum(tapered_w) / n) ** 2
-    # All harmonics together have the mean square; those below the band are few.
+    # The mean square is the energy of all harmonics, so subtract the few that lie below the band.
     for k in range(1, harmonics_in_band(length_s).start):
         turn = cmath.exp(-2j * math.pi * k / n)
         now, total = 1 + 0j, 0j

@@ -39,7 +39,7 @@ class InstructionProfile:
 
     @property
     def fastest(self) -> ClockOption:
-        """The option with the shortest time, of equals the cheapest; not always the highest clock."""
+        """The option with the shortest time, and the least energy if tied; not always at the highest clock."""
         return min(self.options, key=lambda o: (o.time_s, o.energy_j))
 
     def at_clock(self, sm_clock_mhz: int) -> ClockOption:
@@ -55,7 +55,7 @@ class InstructionProfile:
         raise ProfileError(f"no measurement at {sm_clock_mhz} MHz; measured: {known}")
 
     def interpolated(self, sm_clock_mhz: int) -> ClockOption:
-        """Return time and energy at a clock: measured, linear between measured neighbours, or the nearest end."""
+        """Return time and energy at a clock: measured, interpolated between neighbours, or those of the nearest end."""
         faster = slower = self.options[0]
         for slower in self.options:
             if slower.sm_clock_mhz <= sm_clock_mhz:
@@ -72,10 +72,10 @@ class InstructionProfile:
 
     @property
     def throttling_clock_mhz(self) -> int | None:
-        """The clock above which higher clocks save no time, a sign of a power cap; None if the highest clock does.
+        """Clock above which higher clocks save no time, a sign of a power cap; None if the highest clock saves time.
 
-        The lowest clock whose time is within 1.5 % of the fastest, and whose loss of time is less than a quarter of the
-        loss of clock: where the clock limits the work, time grows about in proportion.
+        It is the lowest clock whose time is within 1.5 % of the fastest, and whose relative loss of time is less than a
+        quarter of the relative loss of clock. If the clock limited the work, both losses would be about equal.
         """
         top, fastest_s = self.options[0].sm_clock_mhz, self.fastest.time_s
         throttling = top
@@ -113,9 +113,9 @@ class PipelineProfile:
 
     classes: Mapping[InstructionClass, InstructionProfile]
     blocking_power_w: float
-    """Power of a GPU that waits, at its highest clock where `waiting_power` is known."""
+    """Power of a waiting GPU; at its highest clock if `waiting_power` is known."""
     waiting_power: WaitingPower | None = None
-    """Power of a GPU that waits by clock; None: the blocking power at all clocks."""
+    """Power of a waiting GPU by clock; None means the blocking power at all clocks."""
 
     def __getitem__(self, key: InstructionClass) -> InstructionProfile:
         """Return the profile of one instruction class.

@@ -1,10 +1,10 @@
-"""Orders that a running 1F1B schedule may take: the same forwards and backwards, with weight gradients apart.
+"""Orders that can replace 1F1B in a running job: the same forwards and backwards, with separate weight gradients.
 
 Theory of operation. A rank's communication follows its forwards and input gradients. An order that keeps their sequence
-and only moves weight gradients therefore sends and receives the same data in the same sequence as 1F1B: ranks that run
-different orders in one iteration cannot deadlock, nor exchange wrong data. Weight gradients are accumulated in the
-sequence of weight gradients and full backwards of a rank. Where that is 1F1B's sequence of backwards, each parameter is
-summed in the same order, so that losses are equal bit for bit; other orders are refused.
+and only moves weight gradients therefore sends and receives the same data in the same sequence as 1F1B. Ranks that run
+different orders in one iteration cannot deadlock or exchange wrong data. Weight gradients are accumulated in the order
+of a rank's weight gradients and full backwards. If that is 1F1B's order of backwards, each parameter's gradients are
+summed in the same order, and losses are equal bit for bit; other orders are refused.
 """
 
 from collections.abc import Sequence
@@ -24,30 +24,30 @@ SPLIT_IN_PLACE, DELAYED_WEIGHTS, PLAIN_ORDER = "split backward in place", "split
 
 @dataclass(frozen=True, slots=True)
 class ReorderOffer:
-    """What a rank said about its order when it joined."""
+    """What a rank reported about changing its instruction order when it joined."""
 
     is_allowed: bool = False
     """Whether the user allows other orders."""
     refusal: str = "the order of this schedule cannot be changed from outside"
-    """Why the rank takes no other order, whatever the user allows; empty if it does."""
+    """Why the rank accepts no other order even if the user allows it; empty if it does."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Memory of one rank's GPU as its training process measured it."""
+    """Memory of one rank's GPU, measured by its training process."""
 
     free_bytes: int
-    """Memory that was still free at the peak of 1F1B."""
+    """Memory still free at the peak of 1F1B."""
     microbatch_bytes: int
-    """Memory that a microbatch takes from its forward to the end of its backward."""
+    """Memory occupied by one microbatch from its forward to the end of its backward."""
     capacity_bytes: int
     free_in_order_bytes: int | None = None
-    """Memory that was still free at the peak of another order; None before the first one."""
+    """Memory still free at the peak of another order; None before another order has run."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderAdvice:
-    """What another order than 1F1B is predicted to save, and why it is not in use if it is not."""
+    """Predicted saving of an order other than 1F1B, and why it is not in use, if so."""
 
     name: str
     saving_ratio: float
@@ -55,11 +55,11 @@ class OrderAdvice:
     plain_saving_ratio: float
     """Predicted saving of clocks alone, in 1F1B, against the same baseline."""
     own_order_saving_ratio: float
-    """Predicted saving against full speed of the order itself, which is faster than 1F1B."""
+    """Predicted saving against full speed in the same order, which is faster than 1F1B."""
     held_microbatches: tuple[int, ...]
-    """Microbatches that each rank holds at once."""
+    """Maximum number of microbatches that each rank holds at once."""
     extra_microbatches: int
-    """Microbatches beyond 1F1B's, on the rank with most of them."""
+    """Microbatches held beyond 1F1B's, on the rank with most of them."""
     is_split_measured: bool
     """Whether the times of input and weight gradients were measured; otherwise each is assumed half of the backward."""
     refusal: str = ""
@@ -80,14 +80,14 @@ class OrderAdvice:
 
 
 def is_plain_1f1b(schedule: Schedule) -> bool:
-    """Return whether a schedule is 1F1B with whole backwards, the only one whose order can change."""
+    """Return whether a schedule is 1F1B with full backwards, the only one whose order can change."""
     if schedule.num_chunks != 1 or schedule.num_ranks < 2 or schedule.num_microbatches < schedule.num_ranks:
         return False
     return schedule.orders == one_forward_one_backward(schedule.num_ranks, schedule.num_microbatches).orders
 
 
 def is_stage_of_plain_1f1b(order: Sequence[Instruction]) -> bool:
-    """Return whether an order of whole backwards is that of some stage of a pipeline in 1F1B, which one does not tell.
+    """Return whether an order of full backwards is that of some stage of a 1F1B pipeline; which stage is left open.
 
     The members of a pipeline across hosts are jobs of one stage each.
     """
@@ -133,7 +133,7 @@ def check_orders(orders: Orders, plain: Schedule) -> None:
     `plain` may also be a single stage of a longer pipeline.
 
     Raises:
-        ScheduleError: the schedule is not 1F1B, or an order is not 1F1B's with weight gradients apart.
+        ScheduleError: the schedule is not 1F1B, or an order is not 1F1B's with separate weight gradients.
     """
     is_stage = plain.num_ranks == 1 and is_stage_of_plain_1f1b(plain.orders[0])
     if not (is_stage or is_plain_1f1b(plain)):
@@ -145,7 +145,7 @@ def check_orders(orders: Orders, plain: Schedule) -> None:
 
 
 def check_order(order: Sequence[Instruction], before: Sequence[Instruction], *, where: str) -> None:
-    """Check that a rank can run an order in place of its own one in 1F1B, `before`; `where` begins the error.
+    """Check that a rank can run `order` instead of its 1F1B order, `before`; `where` begins the error message.
 
     Raises:
         ScheduleError: exchanged data or sums of gradients would differ.
@@ -170,7 +170,7 @@ def check_order(order: Sequence[Instruction], before: Sequence[Instruction], *, 
 
 
 def order_fields(orders: Orders, advice: OrderAdvice | None) -> dict[str, Any]:
-    """Return the status fields of a job's order of instructions: the one that it runs, and the policy's advice."""
+    """Return the status fields for a job's instruction order: the order that it runs, and the policy's advice."""
     return {
         "order": order_name(orders) if orders else None,
         "order_advice": advice.text if advice else None,

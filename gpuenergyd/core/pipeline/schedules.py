@@ -42,7 +42,7 @@ def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int) -> Sched
 
 
 def zero_bubble_h1(num_ranks: int, num_microbatches: int) -> Schedule:
-    """Return ZB-H1 (Qi et al., 2023): 1F1B with weight gradients deferred into the bubbles, memory as 1F1B."""
+    """Return ZB-H1 (Qi et al., 2023): 1F1B with weight gradients deferred into the bubbles, using as much memory."""
     return _interleaved("zb-h1", num_ranks, num_microbatches, 1, splits_backward=True)
 
 
@@ -106,7 +106,7 @@ class _OrderBuilder:
         self._pending: deque[Instruction] = deque()
 
     def count(self, kind: InstructionKind, chunk: int) -> int:
-        """Return the number of instructions of this kind and chunk so far."""
+        """Return the number of instructions of this kind and chunk added until now."""
         return self._next.get((kind, chunk), 0)
 
     def add(self, kind: InstructionKind, chunk: int) -> None:
@@ -119,7 +119,7 @@ class _OrderBuilder:
             self._pending.append(Instruction(self._pp_rank, W, microbatch, chunk))
 
     def add_pair(self, forward_chunk: int, backward_chunk: int, *, is_one_action: bool = True) -> None:
-        """Append a forward and a full backward; as one action, both send their output when both are done."""
+        """Append a forward and a full backward; if one action, both send their outputs when both are done."""
         self.add(F, forward_chunk)
         self.add(B, backward_chunk)
         if is_one_action:
@@ -160,9 +160,9 @@ def _zbv_steps(builder: _OrderBuilder, num_ranks: int, r: int, total: int) -> It
 
 
 def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
-    """Return DualPipeV (DeepSeek, 2025), placed as ZBV; an overlapped forward and backward count as two in a row.
+    """Return DualPipeV (DeepSeek, 2025), placed as ZBV; an overlapped forward and backward become two instructions.
 
-    torch's runtime executes the two as one action and sends both outputs when both are done, so that a consumer of the
+    torch's runtime executes the two as one action and sends both outputs when both are done, so a consumer of the
     forward's output also waits for the backward.
 
     Raises:
@@ -223,7 +223,7 @@ def _v_placement(num_ranks: int) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleFamily:
-    """Constructor of the schedules with one name, and the number of chunks per rank."""
+    """Constructor of the schedules with one name, and their number of chunks per rank."""
 
     make: Callable[[int, int, int], Schedule]
     default_num_chunks: int = 1
@@ -246,7 +246,7 @@ SCHEDULES: Mapping[str, ScheduleFamily] = {
 
 
 def in_a_row(schedule: Schedule, num_chunks: int) -> Schedule:
-    """Return an order of one stage per GPU with each stage cut into chunks, which run one after the other."""
+    """Return a schedule of one stage per GPU with each stage split into chunks, which run one after the other."""
 
     def parts(instruction: Instruction) -> Iterator[Instruction]:
         chunks = range(num_chunks)
@@ -267,7 +267,7 @@ def stage_of_chunk(name: str, num_ranks: int) -> tuple[tuple[int, ...], ...]:
 
 
 def with_communication(schedule: Schedule) -> Schedule:
-    """Return a schedule with `sent_after` and `received_before` filled in, if its orders are those of its name."""
+    """Return a schedule with `sent_after` and `received_before` filled in, if its orders match its name."""
     own: Schedule | None = None
     if schedule.name == "dualpipev" and schedule.num_microbatches >= 2 * schedule.num_ranks:
         own = dualpipe_v(schedule.num_ranks, schedule.num_microbatches)

@@ -1,4 +1,4 @@
-"""Latency of clock changes on one GPU model: one observed change, and the latency that plans are made with."""
+"""Latency of clock changes on one GPU model: a single observed change, and the latency used for planning."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,9 +8,9 @@ from typing import Self
 from gpuenergyd.core.pipeline.bounded_latencies import distribution_of
 
 ENOUGH = 12
-"""Minimum number of changes for an estimate: the 90th percentile of fewer is one of the two slowest."""
+"""Minimum number of changes for an estimate: with fewer, the 90th percentile is one of the two slowest."""
 LOW_QUANTILE, LATE_QUANTILE = 0.1, 0.9
-"""A lead beyond the latter saves little time and costs energy at every raise."""
+"""A lead beyond the late quantile saves little time and costs energy at every raise."""
 
 
 class Direction(StrEnum):
@@ -21,10 +21,10 @@ class Direction(StrEnum):
 
 
 class ClockRegion(StrEnum):
-    """Clock relative to the GPU's maximum; voltage starts to fall with the clock between middle and low."""
+    """Clock relative to the GPU's maximum; below the middle region, voltage falls with the clock as well."""
 
     HIGH = "high"
-    """90 % of the maximum and more."""
+    """At least 90 % of the maximum."""
     MIDDLE = "middle"
     LOW = "low"
     """Below 75 % of the maximum."""
@@ -44,7 +44,7 @@ class LatencyBasis(StrEnum):
 
     @property
     def is_measured(self) -> bool:
-        """Whether it was measured on this host."""
+        """Whether the latency was measured on this host."""
         return self in {LatencyBasis.MEASURED, LatencyBasis.MEASURED_EARLIER}
 
 
@@ -52,9 +52,9 @@ class LatencyBasis(StrEnum):
 class ObservedSwitch:
     """Measured latency of one clock change.
 
-    `handover_s` is the time from the due instant to the driver call, without waits for calls on other GPUs; `call_s` is
-    the duration of the driver call. After the call, the new clock was not yet effective at `settle_low_s` and was
-    effective at `settle_high_s`; None if it was never observed.
+    `handover_s` is the time from the scheduled instant to the driver call, without waits for calls on other GPUs;
+    `call_s` is the duration of the driver call. After the call, the new clock was not yet effective at `settle_low_s`
+    and was effective at `settle_high_s`; None if its effect was never observed.
     """
 
     from_sm_clock_mhz: int
@@ -68,14 +68,14 @@ class ObservedSwitch:
 
     @property
     def settle_s(self) -> float:
-        """Estimated settling time; a lower bound if settling was not observed."""
+        """Estimated time from the end of the call to the effective clock; a lower bound if never observed."""
         if self.settle_high_s is None:
             return self.settle_low_s
         return (self.settle_low_s + self.settle_high_s) / 2
 
     @property
     def latency_s(self) -> float:
-        """Time from the due instant to the effective clock; a lower bound if settling was not observed."""
+        """Time from the scheduled instant to the effective clock; a lower bound if the effect was not observed."""
         return self.handover_s + self.call_s + self.settle_s
 
     @property
@@ -117,9 +117,9 @@ class TargetLatency:
 class SwitchLatency:
     """Switch latencies of a GPU for planning, without waits for other GPUs.
 
-    A raise is requested `raise_s` ahead (90th percentile: a late raise costs time); a reduction is assumed to take
-    effect `lower_s` after its request (median: a late one costs only energy). During `call_s` the driver changes no
-    other GPU of the host.
+    A raise is requested `raise_s` ahead (90th percentile, because a late raise costs time). A reduction is assumed to
+    take effect `lower_s` after its request (median, because a late one costs only energy). During `call_s` the driver
+    cannot change another GPU of the host.
     """
 
     raise_s: float
@@ -128,22 +128,22 @@ class SwitchLatency:
     typical_raise_s: float | None = None
     """Median latency of raises; None if only one figure is known."""
     max_sm_clock_mhz: int = 0
-    """Maximum clock that the regions are relative to."""
+    """Maximum clock, to which the regions are relative."""
     regions: tuple[RegionLatency, ...] = ()
     basis: LatencyBasis = LatencyBasis.ASSUMED
     targets: tuple[TargetLatency, ...] = ()
-    """Latency by target clock, where enough changes to it were seen."""
+    """Latency by target clock, for clocks with enough observed changes."""
     stall_s: float = 0.0
-    """Time for which a driver call stops the work of the GPU whose clock it sets."""
+    """Time for which a driver call stalls the GPU whose clock it sets."""
     excess_s: float = 0.0
-    """Time beyond the late (90th percentile) latency of changes that take half as long again, mean over all changes."""
+    """Mean excess over the late latency, counting only changes that exceed it by half; averaged over all changes."""
     num_calls: int = 1
     """Driver calls per change: one for each GPU of the stage."""
     host: str = ""
-    """The host whose driver is called: its calls queue up, those of different hosts do not."""
+    """Host whose driver is called; calls on one host wait for each other, those on different hosts do not."""
 
     def late_s(self, from_sm_clock_mhz: int, to_sm_clock_mhz: int) -> float:
-        """Return the lead of a request for this change: its late (90th percentile) latency."""
+        """Return how far ahead to request this change: its late (90th percentile) latency."""
         region = self._region(from_sm_clock_mhz, to_sm_clock_mhz)
         if region is not None:
             return region.late_s
@@ -159,7 +159,7 @@ class SwitchLatency:
         return self.raise_s if self.typical_raise_s is None else self.typical_raise_s
 
     def delayed(self, delay_s: float) -> Self:
-        """Return the latency if clocks take effect so much later than they are reported, never before the call."""
+        """Return the latency if clocks take effect `delay_s` later than reported, but never before the call."""
         return replace(
             self,
             raise_s=max(0.0, self.raise_s + delay_s),

@@ -7,7 +7,7 @@ from operator import add
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction
 
 CRITICAL_SLACK_S = 1e-9
-"""Slack up to which an instruction counts as critical; below the resolution of host clocks."""
+"""Maximum slack of a critical instruction; below the resolution of host clocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Timeline:
         return tuple(span for span in self.spans if span.instruction.pp_rank == pp_rank)
 
     def spans_of_ranks(self) -> tuple[tuple[Span, ...], ...]:
-        """Return the spans of every rank in program order, all in one walk."""
+        """Return the spans of every rank in program order, in a single pass."""
         spans_of: list[list[Span]] = [[] for _ in range(self.num_ranks)]
         for span in self.spans:
             spans_of[span.instruction.pp_rank].append(span)
@@ -75,7 +75,7 @@ def makespan_s(graph: DependencyGraph, durations_s: Sequence[float]) -> float:
 
 
 def earliest_starts_s(graph: DependencyGraph, durations_s: Sequence[float]) -> list[float]:
-    """Return when each node can start; faster than `timeline`, without slack."""
+    """Return the earliest start of each node; faster than `timeline`, without slack."""
     return _earliest(graph, durations_s)[0]
 
 
@@ -103,7 +103,7 @@ def iteration_energy_j(
     num_ranks: int,
     blocking_power_w: float,
 ) -> float:
-    """Return the energy of one iteration: own energy of the instructions plus blocking power while ranks wait.
+    """Return the energy of one iteration: that of the instructions, plus blocking power while ranks wait.
 
     sum(e_i) + P_block * (R * T - sum(t_i)), Perseus (SOSP'24), section 4.1.
     """

@@ -1,8 +1,8 @@
-"""Timetable of a captured graph: a plan's clock changes at instants after the begin of a replay.
+"""Timetable of a captured CUDA graph: a plan's clock changes at fixed instants after the start of a replay.
 
-A plan ties each change to the begin of an instruction. While a graph is replayed nobody can act there, so the begins
-are expected to be those of recent replays. Where these differ, a clock rises by the earliest and falls by the latest:
-a change that is too early upwards or too late downwards costs a little energy and never time.
+A plan ties each change to the start of an instruction. No code of the program runs during a replay, so the start times
+are predicted from recent replays. If these differ, a clock rises at the earliest time and falls at the latest, since a
+raise that is too early or a reduction that is too late costs a little energy but no time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 ONE_CLOCK, TIMETABLE = "one clock", "timetable"
 CAPTURED = frozenset({ONE_CLOCK, TIMETABLE})
-"""How the clocks of a captured graph are set: one for each replay, or a timetable of changes in it."""
+"""How the clocks of a captured graph are set: one clock per replay, or a timetable of changes within it."""
 
 InstructionKey = tuple[str, int, int]
 """Kind, microbatch index, chunk index."""
 
 
 class PlannedChange(NamedTuple):
-    """A change of the clock at a delay after the begin of an instruction."""
+    """A clock change at a delay after the start of an instruction."""
 
     instruction: InstructionKey
     delay_ns: int
@@ -26,7 +26,7 @@ class PlannedChange(NamedTuple):
 
 
 class TimetableEntry(NamedTuple):
-    """A clock from an instant on, in ns after the begin of a replay."""
+    """A clock that applies from an instant on, in ns after the start of a replay."""
 
     offset_ns: int
     sm_clock_mhz: int
@@ -35,39 +35,39 @@ class TimetableEntry(NamedTuple):
 def replay_timetable(
     changes: Sequence[PlannedChange], replays: Sequence[Mapping[InstructionKey, int]], *, max_entries: int
 ) -> tuple[TimetableEntry, ...]:
-    """Return the timetable of the next replay, in order of time; empty if an instruction was never seen.
+    """Return the timetable of the next replay, sorted by time; empty if an instruction has not been observed.
 
     Args:
-        changes: the changes of one iteration, of one GPU.
-        replays: the begin of each instruction in recent replays, in ns after the begin of the replay.
-        max_entries: number of entries not to exceed; the shortest slow segments are left out for it.
+        changes: the changes of one iteration on one GPU.
+        replays: the start of each instruction in recent replays, in ns after the start of the replay.
+        max_entries: maximum number of entries; to meet it, the shortest slow segments are dropped.
     """
     if not replays or any(change.instruction not in replay for change in changes for replay in replays):
         return ()
     typical = sorted((median_low([r[c.instruction] for r in replays]) + c.delay_ns, k) for k, c in enumerate(changes))
     in_order = [changes[k] for _, k in typical]
     entries: list[TimetableEntry] = []
-    at_begin_mhz = before_mhz = in_order[-1].sm_clock_mhz if in_order else 0  # an iteration follows one like it
+    at_begin_mhz = before_mhz = in_order[-1].sm_clock_mhz if in_order else 0  # iterations repeat
     for change in in_order:
         begins_ns = [replay[change.instruction] for replay in replays]
         is_raise = change.sm_clock_mhz > before_mhz
         offset_ns = max(0, (min if is_raise else max)(begins_ns) + change.delay_ns)
         before_mhz = change.sm_clock_mhz
         fall_ns = offset_ns
-        while entries and entries[-1].offset_ns >= offset_ns:  # the raise comes before the slow segment has begun
+        while entries and entries[-1].offset_ns >= offset_ns:  # the raise precedes the start of the slow segment
             fall_ns = max(fall_ns, entries.pop().offset_ns)
         if change.sm_clock_mhz < (entries[-1].sm_clock_mhz if entries else at_begin_mhz):
-            offset_ns = fall_ns  # without the slow segment it is no raise
+            offset_ns = fall_ns  # without the slow segment it is not a raise
         if not entries or entries[-1].sm_clock_mhz != change.sm_clock_mhz:
             entries.append(TimetableEntry(offset_ns, change.sm_clock_mhz))
     return tuple(_without_shortest(entries, max_entries))
 
 
 def _without_shortest(entries: list[TimetableEntry], max_entries: int) -> list[TimetableEntry]:
-    """Leave out the shortest slow segments: the clock before them, or after them if that is higher, is kept."""
+    """Drop the shortest low-clock segments, merging each into its neighbours' higher clock."""
     kept = list(entries)
     while len(kept) > max_entries:
-        # A segment that is slower than the one before it may be left out at no cost in time: that one goes on.
+        # A segment slower than its predecessor can be dropped without losing time: the predecessor's clock continues.
         slow = [k for k in range(1, len(kept) - 1) if kept[k].sm_clock_mhz < kept[k - 1].sm_clock_mhz]
         if not slow:
             break

@@ -10,12 +10,12 @@ from gpuenergyd.errors import ProfileError
 
 @dataclass(frozen=True, slots=True)
 class WaitingPower:
-    """Power of a waiting GPU at some SM clocks, lowest clock first; between them it is linear, beyond them constant."""
+    """Power of a waiting GPU at some SM clocks, lowest first; linear between them, constant beyond them."""
 
     clocks_mhz: tuple[int, ...]
     powers_w: tuple[float, ...]
     is_assumed: bool = False
-    """Whether it was derived from assumptions instead of measured."""
+    """Whether the power was derived from assumptions instead of measured."""
 
     def at(self, sm_clock_mhz: float) -> float:
         k = bisect_left(self.clocks_mhz, sm_clock_mhz)
@@ -33,7 +33,7 @@ class WaitingPower:
 
     @property
     def cheapest_clock_mhz(self) -> int:
-        """The clock of least power, of several the highest."""
+        """The clock of least power; the highest if several are equal."""
         return max(
             clock for clock, power_w in zip(self.clocks_mhz, self.powers_w, strict=True) if power_w == self.least_w
         )

@@ -1,8 +1,8 @@
-"""Past jobs: the curves that jobs leave behind, from which a similar later job of the same user starts.
+"""Past jobs: curves measured in earlier jobs, from which a similar later job of the same user starts.
 
-A policy summarizes what a job has shown (`LearnedCurves` of a plan); the daemon stores one summary per job and gives
-later jobs those of their user and GPU model. Summaries are made from a job's own measurements only, so that an error
-in one of them does not spread.
+A policy summarizes a job's curves (`LearnedCurves` of a plan). The daemon stores one summary per job and gives later
+jobs those of the same user and GPU model. A summary uses only its own job's measurements, so that an error in one
+summary does not spread to others.
 """
 
 from collections.abc import Collection
@@ -12,7 +12,7 @@ from datetime import datetime
 from gpuenergyd.core.pipeline.learned_curves import MAX_NAME_CHARS, LearnedCurves, problem_of_curves
 
 MAX_GPUS = 64
-"""GPUs that a past job names; of more, the first ones."""
+"""Maximum number of GPUs listed for a past job; further ones are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +24,23 @@ class PastJob:
     learned_at: datetime
     learned: LearnedCurves
     is_imported: bool = False
-    """Whether an administrator imported it, so that it holds for every user of the host."""
+    """Whether an administrator imported it, so that it applies to every user of the host."""
     gpu_uuids: tuple[str, ...] = ()
-    """The GPUs that this history's daemon measured it on; empty if unknown, as for an imported one."""
+    """GPUs on which this host's daemon measured the job; empty if unknown or imported."""
 
     def was_measured_on_one_of(self, gpu_uuids: Collection[str]) -> bool:
-        """Return whether the daemon measured it, for this user, on one of these GPUs.
+        """Return whether the daemon measured this job, for the same user, on one of these GPUs.
 
-        Then its GPU model is theirs, whatever it is called, its energies come from their sensors, and its times from
-        a program of the same user: nobody else can have made them up.
+        Its GPU model is then the same under any name, its energies come from the same sensors, and its times from a
+        program of the same user, so nobody else can have fabricated them.
         """
         return not self.is_imported and not set(self.gpu_uuids).isdisjoint(gpu_uuids)
 
 
 def problem_of(job: PastJob) -> str | None:
-    """Return why a past job cannot be one, in a phrase with the bad value; None if it can.
+    """Return why a past job is invalid, as a phrase with the bad value; None if it is valid.
 
-    Only what no GPU does is refused: a job whose curves are possible but wrong loses its weight by measurements.
+    Only physically impossible values are rejected. Possible but wrong curves lose their weight once a job measures.
     """
     for name, text in (("job_id", job.job_id), ("job_name", job.job_name)):
         if not 0 < len(text) <= MAX_NAME_CHARS or not text.isprintable():

@@ -1,7 +1,7 @@
-"""The plugin API of policies: six Protocols, and the frozen views and results that they exchange. No I/O.
+"""The plugin API of policies: Protocols, and the frozen views and results that they exchange. No I/O.
 
 The policy host creates one instance per job and may be killed at any moment. A view therefore contains everything that
-is known of the job: a policy must work without state between calls, and may keep caches only for speed.
+is known about the job. A policy must work without state between calls; it may keep caches, but only for speed.
 """
 
 import math
@@ -24,7 +24,7 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 
 class Lever(StrEnum):
-    """What a plan may set to save energy."""
+    """Setting that a plan may change to save energy."""
 
     CLOCKS = "clocks"
     POWER_LIMITS = "power-limits"
@@ -34,13 +34,13 @@ class Lever(StrEnum):
 class ClockPolicy(Protocol):
     """Plans the clocks of one job. Entry point: `gpuenergyd.policies`.
 
-    Constructed without arguments, or with the options that follow its name as strings: `cost:eta=0.7`.
+    Constructed without arguments, or with options given as strings after its name, as in `cost:eta=0.7`.
     """
 
     def next_plan(self, view: "JobView") -> ClockPlan:
         """Return the plan to run next; the `plan_id` of the last issued plan means no change.
 
-        The plan may never be issued: some are only prepared. What was issued is in the view.
+        Some plans are only prepared and never issued. The issued ones are in the view.
         """
         ...
 
@@ -49,23 +49,23 @@ class FrontierPolicy(Protocol):
     """Optional method of a clock policy: predicts the job's frontier. Without it, only measured points are used."""
 
     def frontier(self, view: "JobView") -> tuple["FrontierPoint", ...]:
-        """Return points of the job's time-energy frontier as iterations would measure; empty while unknown."""
+        """Return points of the job's time-energy frontier, as iterations would measure them; empty while unknown."""
         ...
 
 
 class PowerFrontierPolicy(Protocol):
-    """Optional method of a clock policy: the frontier for a power budget. Without it, that of `FrontierPolicy` counts.
+    """Optional method of a clock policy: the frontier for a power budget. Without it, `FrontierPolicy` is used.
 
-    Implement it if plans for a target with `power_time_s` become slower than the one of least energy.
+    Implement it if plans for a target with `power_time_s` become slower than the least-energy plan.
     """
 
     def power_frontier(self, view: "JobView") -> tuple["FrontierPoint", ...]:
-        """Return the job's frontier until no plan needs less power; empty while unknown."""
+        """Return the job's frontier down to the plan of least power; empty while unknown."""
         ...
 
 
 class FittedPolicy(Protocol):
-    """Optional method of a clock policy: shows what it has fitted to a job, for `plan --job` and `explain --job`."""
+    """Optional method of a clock policy: its fitted model of a job, for `plan --job` and `explain --job`."""
 
     def fitted(self, view: "JobView") -> FittedPipeline | None:
         """Return the fitted profile, latencies and target of a job; None while too little is known."""
@@ -73,21 +73,22 @@ class FittedPolicy(Protocol):
 
 
 class PreparedPolicy(Protocol):
-    """Optional method of a clock policy: does what would delay its first plan, such as compiling.
+    """Optional method of a clock policy: does slow work ahead of its first plan, such as compiling.
 
-    The daemon has it called when a job with this policy registers, beside the baseline, in the process that plans.
+    The daemon has it called in the planning process when a job with this policy registers, while the baseline is
+    measured.
     """
 
     def prepare(self, announce: Callable[[str], None]) -> str | None:
-        """Prepare the process; return a lasting problem and its fix, separated by "; ", None if there is none.
+        """Prepare the process; return a lasting problem and its fix, separated by "; ", or None.
 
-        Pass what takes long to `announce`, in a few words: `status` shows it while jobs wait for a plan.
+        Pass a short description of slow work to `announce`; `status` shows it while jobs wait for a plan.
         """
         ...
 
 
 class OfflinePlanner(Protocol):
-    """Plans a pipeline from tables. Entry points: `gpuenergyd.planners`, callables with the names of the policies."""
+    """Plans a pipeline from tables. Entry point: `gpuenergyd.planners`, a callable with the same name as the policy."""
 
     def __call__(self, request: "OfflineRequest") -> "OfflinePlan":
         """Return a plan whose iteration time is at most the target's.
@@ -102,35 +103,34 @@ class OfflinePlanner(Protocol):
 class GpuView:
     """The GPU of one pipeline stage; clocks are in descending order.
 
-    The GPUs of a stage with several ranks are one GPU here: they follow one plan, and powers and energies are those of
-    all together.
+    If a stage has several ranks, its GPUs are merged into one: they follow one plan, and powers and energies are sums.
     """
 
     gpu_uuid: str
     model_name: str
     supported_sm_clocks_mhz: tuple[int, ...]
     switch_latency_s: float
-    """Time from the request of a faster clock until it is effective, 90th percentile."""
+    """Time from the request of a higher clock until it is effective, 90th percentile."""
     blocking_power_w: float | None = None
     """Power while waiting for a peer, as published for this GPU model; None if unknown."""
     switching: SwitchLatency | None = None
     """Latency by direction and clocks; None if only `switch_latency_s` is known."""
     num_gpus: int = 1
-    """GPUs that this one stands for: those of a stage, whose energies and waiting powers add up."""
+    """Number of GPUs of the stage, whose energies and waiting powers are summed."""
     host: str = ""
-    """The host of the GPUs, whose driver changes one clock at a time; empty if unknown."""
+    """Host of the GPUs, whose driver changes one clock at a time; empty if unknown."""
     num_host_gpus: int = 0
-    """GPUs of that host that jobs use, this job and all others; 0 if unknown."""
+    """Number of GPUs on that host used by jobs, this one included; 0 if unknown."""
     power_limit_range_w: tuple[float, float] | None = None
     """Lowest and default power limit of each GPU, in watts; None if unknown or if power cannot be limited."""
     power_profiles: tuple[int, ...] = ()
     """Numbers of the workload power profiles that each GPU offers."""
     foreign_power_profiles: tuple[int, ...] = ()
-    """Those of them that other programs have requested."""
+    """Those profiles that other programs have requested."""
 
     @property
     def switch_latency(self) -> SwitchLatency:
-        """Switch latency of this GPU: by direction and clocks if known, else `switch_latency_s` for all changes."""
+        """Switch latency of this GPU, by direction and clocks if known, otherwise the same for all changes."""
         latency = self.switching or constant_latency(self.switch_latency_s)
         return replace(latency, num_calls=self.num_gpus, host=self.host)
 
@@ -148,21 +148,21 @@ class BaselineView:
 
 @dataclass(frozen=True, slots=True)
 class ReorderView:
-    """What is known about changing the order of a job's instructions while it runs."""
+    """What is known about changing the instruction order of a running job."""
 
     is_allowed: bool = False
     """Whether the user allows it on all ranks."""
     refusal: str = ""
-    """Why the order cannot change, whatever the user allows; empty if it can."""
+    """Why the order cannot change even if the user allows it; empty if it can."""
     memory: tuple[RankMemory | None, ...] = ()
-    """Memory of each pipeline rank, of the tightest GPU of its stage; None while unknown."""
+    """Memory of each pipeline rank, on the GPU of its stage with the least room; None while unknown."""
     advice: OrderAdvice | None = None
     """The policy's last advice."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """Everything that is known of a job; `gpus[r]` is the GPU of pipeline rank r, or all GPUs of that stage as one."""
+    """Everything known about a job; `gpus[r]` is the GPU of pipeline rank r, or the merged GPUs of that stage."""
 
     job_id: str
     schedule: Schedule
@@ -171,62 +171,63 @@ class JobView:
     baseline: BaselineView
     observations: tuple[IterationObservation, ...]
     issued_plans: tuple[ClockPlan, ...]
-    """Plans sent so far, oldest first; the last one is in force or about to be. If there are hundreds, old plans that
-    no observation refers to are left out."""
+    """Plans already sent, oldest first; the last one is in force or about to be. If there are hundreds, old plans
+    without observations are left out."""
     communication_latency_s: float = 0.0
-    """Median time from the end of an instruction to the begin of a waiting instruction on another rank."""
+    """Median time from the end of an instruction to the start of a waiting instruction on another rank."""
     launch_gap_s: float = 0.0
     """Median time between two instructions of one rank if the second one's input was ready."""
     can_set_clocks: bool = True
-    """False if clocks may not be set (mode observe, MIG, missing privilege). The policy then returns a plan of purpose
-    `PREDICTED`, from the run at full speed and from published curves or past jobs, unless it sets something else."""
+    """False if clocks may not be set (mode observe, MIG, missing privilege). The policy then returns a plan with
+    purpose `PREDICTED`, based on full speed and on published curves or past jobs, unless it uses another setting."""
     can_set_power_limits: bool = False
     """Whether plans may limit the power of GPUs that have a `power_limit_range_w`."""
     can_set_power_profiles: bool = False
     """Whether plans may request workload power profiles of GPUs that offer any."""
     generation: int = 0
-    """Number of times that profiling has started over; part of plan ids, so that none is used twice."""
+    """Number of times that trials have started over; part of plan ids, so that none is used twice."""
     past_jobs: tuple[PastJob, ...] = ()
-    """Curves of earlier jobs of this user, or imported, on the GPU model of this job; newest first."""
+    """Curves of earlier jobs of this user, or imported ones, on this job's GPU model; newest first."""
     curves_before: LearnedCurves | None = None
-    """Curves that this job has shown before it last changed."""
+    """Curves measured in this job before it last changed."""
     num_dropped_plans: Mapping[PlanPurpose, int] = field(default_factory=dict)
-    """Number of plans of each purpose that were left out of `issued_plans`."""
+    """Number of plans of each purpose left out of `issued_plans`."""
     num_dp_ranks: int = 1
-    """Processes of a plain loop that end each iteration together, so that each one's times contain the clocks of the
-    others; each one is a job of its own. 1 for pipelines."""
+    """Number of processes of a plain loop that end each iteration together; 1 for pipelines. Each process is a job of
+    its own, and its iteration times also depend on the others' clocks."""
     is_flattest: bool = False
-    """Whether of plans of nearly the least energy the one whose power swings least is wanted; set by a policy itself,
-    from its options."""
+    """Whether to choose the plan with the smallest power swing among plans of nearly the least energy; set by the
+    policy itself, from its options."""
     may_try: bool = True
-    """Whether a loop may run a few iterations slower than it permits, to know what that would save; set as above."""
+    """Whether a loop may exceed the permitted slowdown for a few iterations to measure what that would save; set by the
+    policy itself."""
     reorder: ReorderView = field(default_factory=ReorderView)
-    """Whether plans may bring orders of their own, and what memory there is for them."""
+    """Whether plans may change the instruction order, and the memory available for it."""
     affordable_s: float | None = None
-    """Time beyond full speed that an iteration under the next profiling plan may cost in the worst case
-    (`core/measurement/worst_case.py`); a dearer plan is not run before the job's time account can pay it. 0: the
-    job may not be profiled. None: no limit."""
+    """Worst-case time beyond full speed per iteration that the next trial may cost
+    (`core/measurement/worst_case.py`); a more expensive plan waits until the job's time account can pay for it. 0: the
+    job may not run trials. None: no limit."""
 
     @property
     def switch_latencies(self) -> tuple[SwitchLatency, ...]:
-        """Switch latency of each stage's GPU, with the driver calls of other jobs on its host.
+        """Switch latency of each stage's GPU, including the wait for driver calls of other jobs on its host.
 
-        Those are assumed to be as many per GPU as this job's, and at the same time: replicas of a training change
-        clocks together.
+        Other jobs are assumed to make as many calls per GPU as this one, at the same time, because replicas of a
+        training change clocks together.
         """
         return tuple(
             replace(gpu.switch_latency, num_calls=math.ceil(gpu.num_gpus * self._share(gpu))) for gpu in self.gpus
         )
 
     def _share(self, gpu: GpuView) -> float:
-        """Return how many GPUs of a host there are for each one of this job."""
+        """Return the ratio of all GPUs in use on a host to those of this job."""
         on_host = [own for own in self.gpus if own.host == gpu.host]
         num_own = sum(own.num_gpus for own in on_host)
         return max(1.0, max(own.num_host_gpus for own in on_host) / num_own)
 
     @property
     def is_plain_loop(self) -> bool:
-        """Whether the job has a single rank that runs one instruction per iteration: a loop without a pipeline."""
+        """Whether the job is a loop without a pipeline: one rank with one instruction per iteration."""
         return [len(order) for order in self.schedule.orders] == [1]
 
     @property
@@ -235,7 +236,7 @@ class JobView:
         return any(instruction.kind.is_wait for order in self.schedule.orders for instruction in order)
 
     def num_issued(self, purpose: PlanPurpose | None = None) -> int:
-        """Return the number of plans sent so far, with one purpose or with any."""
+        """Return the number of plans already sent, with one purpose or with any."""
         kept = sum(purpose in {None, plan.purpose} for plan in self.issued_plans)
         return kept + sum(number for own, number in self.num_dropped_plans.items() if purpose in {None, own})
 
@@ -246,20 +247,20 @@ class JobView:
 
 @dataclass(frozen=True, slots=True)
 class PowerCap:
-    """Most power of all GPUs of a pipeline together, waiting included."""
+    """Upper limit on the total power of a pipeline's GPUs, including waits."""
 
     power_w: float
     window_s: float = 0.0
-    """Length of the windows whose mean power may not exceed it; 0: power at every instant."""
+    """Length of the windows over which mean power is limited; 0 limits power at every instant."""
 
 
 @dataclass(frozen=True, slots=True)
 class OfflineRequest:
     """Pipeline and options for planning without a daemon.
 
-    `graph` is the plain schedule; its time with all instructions at maximum clock is what the target refers to.
-    `schedule` is None if the file defines its own graph. `options` are specific to the planner, by name, as given on
-    the command line.
+    `graph` is the original schedule; the target refers to its time with all instructions at maximum clock. `schedule`
+    is None if the file defines its own graph. `options` are specific to the planner, by name, as given on the command
+    line.
     """
 
     name: str
@@ -273,17 +274,17 @@ class OfflineRequest:
     want_frontier: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
     reference_graph: DependencyGraph | None = None
-    """The graph whose full speed savings refer to, 1F1B; None: `graph`."""
+    """The graph whose full speed is the reference of savings, usually 1F1B; None means `graph`."""
     order_limits: tuple[int, ...] = ()
-    """If not empty, the planner chooses the order too, with at most so many microbatches held on each rank."""
+    """If not empty, the planner also chooses the order, holding at most this many microbatches on each rank."""
     power_cap: PowerCap | None = None
-    """If given, the plan is the fastest that needs no more power, whatever the target."""
+    """If given, the plan is the fastest one within this cap, whatever the target."""
     is_flattest: bool = False
-    """Whether of the plans of nearly the least energy the one whose power swings least is wanted."""
+    """Whether to choose the plan with the smallest power swing among plans of nearly the least energy."""
 
     @property
     def baseline_graph(self) -> DependencyGraph:
-        """The graph whose full speed savings refer to."""
+        """The graph whose full speed is the reference of savings."""
         return self.reference_graph or self.graph
 
 
@@ -298,10 +299,10 @@ class FrontierPoint:
 
 @dataclass(frozen=True, slots=True)
 class SwitchingFigures:
-    """Simulated effect of the switch latency on a plan, compared with a plan without limit on clock changes (free).
+    """Simulated effect of the switch latency on a plan, compared with a plan with unlimited clock changes ("free").
 
-    `changes[r]` are requested ahead of need. The free plan with lead costs only energy; the naive one, which requests
-    each change when its instruction begins, costs time.
+    The changes in `changes[r]` are requested early. The free plan with early requests ("lead") costs only energy; the
+    naive one, which requests each change when its instruction begins, costs time.
     """
 
     switch_latency_s: float
@@ -317,46 +318,46 @@ class SwitchingFigures:
 
 @dataclass(frozen=True, slots=True)
 class LoweredWait:
-    """A wait in which the clock is lowered: requested when `instruction` ends, and raised ahead of the next one."""
+    """A wait with a lowered clock: lowered when `instruction` ends, and raised ahead of the next instruction."""
 
     instruction: Instruction
-    """The instruction before the wait; the wait of a rank's last one goes on at the begin of the next iteration."""
+    """The instruction before the wait; after a rank's last one, the wait extends into the next iteration."""
     sm_clock_mhz: int
     wait_s: float
     raised_s: float
-    """When the next clock is requested, after the end of the instruction."""
+    """Delay from the end of the instruction to the request of the next clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingFigures:
-    """Waiting charged by clock: the energy of the plan without lowered waits, and the waits that are lowered."""
+    """Effect of clock-dependent waiting power: energy without lowered waits, and the waits that are lowered."""
 
     is_assumed: bool
-    """Whether the power of waiting by clock is assumed instead of measured."""
+    """Whether waiting power by clock is assumed instead of measured."""
     at_highest_clock_w: float
     least_w: float
     mean_w: float
-    """Mean power of the plan's waits."""
+    """Mean power while waiting under the plan."""
     kept_energy_j: float
-    """Energy of the iteration if clocks are not lowered in waits."""
+    """Energy of the iteration if clocks are not lowered during waits."""
     lowered: tuple[LoweredWait, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PowerFigures:
-    """Power of a plan under a cap, and the usual ways to stay below it."""
+    """Power of a plan under a cap, compared with the usual ways to stay below it."""
 
     cap: PowerCap
     peak_w: float
-    """Largest mean power in a window of the cap's length."""
+    """Maximum mean power in a window of the cap's length."""
     mean_w: float
     full_speed_peak_w: float
     time_bound_s: float
-    """Proven: no clocks of this order stay below the cap in less time."""
+    """Proven lower bound: no clocks in this order stay below the cap in less time."""
     single_clock_time_s: float | None
-    """Iteration time at the best single clock, locked on all GPUs; None if none of the measured ones fits."""
+    """Iteration time at the best single clock, locked on all GPUs; None if no measured clock fits."""
     equal_limits_time_s: float | None
-    """Iteration time if each GPU stays below its share of the cap; None if no measured clock does."""
+    """Iteration time if each GPU stays below an equal share of the cap; None if no measured clock fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +393,7 @@ class OfflinePlan:
     power: PowerFigures | None = None
     """None without a power cap."""
     swing: PlannedSwing | None = None
-    """How much the power of all GPUs swings; None if the planner does not compute it."""
+    """Swing of the total power of all GPUs; None if the planner does not compute it."""
     any_order_bound_j: float | None = None
-    """Proven lower bound over any order within the memory limits; None if not computed or out of reach. Waiting is
-    charged to the end of each plan, or until the straggler."""
+    """Proven lower bound for any order within the memory limits; None if not computed or too expensive. Waits are
+    charged up to the end of each plan, or up to the straggler's time."""

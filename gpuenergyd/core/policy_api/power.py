@@ -1,4 +1,4 @@
-"""The plugin API of policies that divide a power budget among jobs: what they see, and what they decide. No I/O."""
+"""The plugin API of policies that divide a power budget among jobs: their input and their decisions. No I/O."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -7,7 +7,7 @@ from gpuenergyd.core.policy_api.policy import FrontierPoint
 
 HIGHEST_PRIORITY, USUAL_PRIORITY, LOWEST_PRIORITY = 0, 5, 9
 MAX_BUDGET_W = 1e7
-"""More than any host draws: a larger budget is a mistake in the unit."""
+"""More than any host draws; a larger budget is probably in the wrong unit."""
 
 
 class PowerTargetPolicy(Protocol):
@@ -20,20 +20,20 @@ class PowerTargetPolicy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PowerJobView:
-    """One job on the host, as far as its power is concerned."""
+    """Power-related properties of one job on the host."""
 
     job_id: str
     num_gpus: int
     training_id: str = ""
-    """Jobs of one training end each iteration together, and get the same speed; empty: the job alone."""
+    """Jobs of one training end each iteration together and get the same speed; empty if the job is not grouped."""
     priority: int = USUAL_PRIORITY
     """From 0, the highest, to 9."""
     can_follow: bool = False
-    """Whether the job follows a target now: it runs a tuned plan."""
+    """Whether the job can follow a target now, because it runs a tuned plan."""
     frontier: tuple[FrontierPoint, ...] = ()
-    """Its time-energy frontier, all its GPUs together; empty while unknown."""
+    """The job's time-energy frontier, for all its GPUs together; empty while unknown."""
     slows_for_power: bool = False
-    """Whether its plans become slower than the one of least energy, where the frontier has such points."""
+    """Whether its plans may become slower than the least-energy plan, if the frontier has such points."""
     full_speed_time_s: float | None = None
     """Iteration time at full speed; None while unknown."""
     full_speed_power_w: float | None = None
@@ -44,42 +44,42 @@ class PowerJobView:
 
 @dataclass(frozen=True, slots=True)
 class PowerView:
-    """Everything that is known for dividing a power budget."""
+    """Everything known for dividing a power budget."""
 
     budget_w: float
-    """Power for the whole host, less what it was measured to draw beyond predictions."""
+    """Power for the whole host, minus the measured excess over predictions."""
     jobs: tuple[PowerJobView, ...]
     other_power_w: float = 0.0
-    """Power of the host without its GPUs, as assumed, and of GPUs without a job, as measured."""
+    """Power of the host without its GPUs (assumed), plus that of GPUs without a job (measured)."""
     floor_speed_ratio: float = 0.5
-    """Speed, relative to full speed, that every job has before any job has more."""
+    """Minimum speed relative to full speed; every job gets it before any job gets more."""
 
 
 @dataclass(frozen=True, slots=True)
 class PowerShare:
-    """What one job may draw, and what it does with it."""
+    """Power and speed assigned to one job."""
 
     job_id: str
     power_w: float
     """Predicted mean power of all its GPUs."""
     iteration_time_s: float | None = None
-    """Iteration time to plan for; None for full speed, and for a job that follows no target."""
+    """Iteration time to plan for; None for full speed, and for a job that does not follow a target."""
     limit_w: float | None = None
-    """Power limit of each of its GPUs, for a job whose power a plan cannot hold; None without."""
+    """Power limit of each of its GPUs, for a job that no plan can keep within its power; otherwise None."""
     speed_ratio: float | None = None
     """Speed relative to full speed; None while unknown."""
     speed_per_w: float | None = None
-    """Iterations per second that one more watt for this job would add; None where it is unknown or at full speed."""
+    """Iterations per second gained by one more watt for this job; None if unknown or at full speed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PowerPoint:
-    """What a host can do with some power."""
+    """Speed that a host can reach with a given power."""
 
     power_w: float
     """Predicted mean power of the host."""
     speed: float
-    """Weighted sum of the speeds of its jobs, in GPUs at full speed."""
+    """Weighted sum of its jobs' speeds, in GPUs at full speed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +90,17 @@ class PowerDecision:
     predicted_w: float
     """Predicted mean power of the host, `other_power_w` included."""
     least_w: float
-    """Least power of the host that plans alone can reach."""
+    """Minimum power of the host that can be reached by plans alone."""
     price_per_w: float | None = None
-    """Dual price of the budget: weighted speed, in GPUs at full speed, that one more watt would add. 0 if power is
-    left, None where no job follows a target."""
+    """Dual price of the budget: weighted speed, in GPUs at full speed, gained by one more watt. 0 if power is left
+    over, None if no job follows a target."""
     reason: str = ""
     curve: tuple[PowerPoint, ...] = ()
-    """The most speed for each power of the host, concave and rising: from every job's floor of speed, or the least that
-    plans can reach, up to full speed. A fleet's coordinator compares hosts by it. Empty while unknown."""
+    """Maximum speed for each power of the host, concave and increasing: from the minimum speed of every job, or the
+    least power that plans can reach, up to full speed. A fleet coordinator compares hosts by it. Empty while
+    unknown."""
 
     @property
     def speed_ratios(self) -> dict[str, float]:
-        """Speeds relative to full speed by job, as far as they are known."""
+        """Speeds relative to full speed by job, without jobs of unknown speed."""
         return {share.job_id: share.speed_ratio for share in self.shares if share.speed_ratio is not None}

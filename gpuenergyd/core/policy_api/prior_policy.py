@@ -1,4 +1,4 @@
-"""What past jobs tell a policy about a GPU model, and how a policy shows it."""
+"""What past jobs show about a GPU model, and how a policy presents it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from gpuenergyd.core.policy_api.past_jobs import PastJob
 
 
 class PriorPolicy(Protocol):
-    """Optional method of a clock policy: shows what a job would start from."""
+    """Optional method of a clock policy: shows the curves from which a job would start."""
 
     def prior(self, gpu_model_name: str, past_jobs: Sequence[PastJob]) -> "PriorView":
-        """Return what is believed of a GPU model's curves, given past jobs of one user."""
+        """Return the estimated curves of a GPU model, given past jobs of one user."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PriorPoint:
-    """Believed time and power at a share of the maximum clock, relative to the maximum, with their standard errors."""
+    """Estimated time and power at a share of the maximum clock, relative to the maximum, with their standard errors."""
 
     clock_ratio: float
     time_ratio: float
@@ -29,7 +29,7 @@ class PriorPoint:
 
 @dataclass(frozen=True, slots=True)
 class PriorCurve:
-    """Believed curve of a kind of instruction."""
+    """Estimated curve of a kind of instruction."""
 
     kind: InstructionKind
     points: tuple[PriorPoint, ...]
@@ -42,5 +42,5 @@ class PriorView:
     gpu_model_name: str
     basis: str
     num_past_jobs: int
-    """Past jobs that count, of those given."""
+    """Number of the given past jobs that are used."""
     curves: tuple[PriorCurve, ...]

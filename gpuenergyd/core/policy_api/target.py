@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from gpuenergyd.errors import TargetError
 
 MAX_SLOWDOWN_RATIO = 1.0
-"""Largest slowdown that a job may be given: iterations take twice as long."""
+"""Largest slowdown that may be permitted: iterations take twice as long."""
 LARGE_SLOWDOWN_RATIO = 0.5
-"""A larger slowdown is more likely a mistake, such as a percentage given as a ratio, and is warned about."""
+"""Larger slowdowns cause a warning, because they are likely a mistake, such as a percentage given as a ratio."""
 
 
 def slowdown_problem(ratio: float) -> str | None:
@@ -22,11 +22,11 @@ def slowdown_problem(ratio: float) -> str | None:
 class PerformanceTarget:
     """Longest iteration time of a plan: a slowdown against full speed, or the pace of a straggler.
 
-    `max_slowdown_ratio` permits slowdown, worth using only while it saves energy. `permitted_time_s` is the same as an
-    absolute time and takes precedence. With `straggler_time_s`, the time of the slowest replica at full speed, the job
-    waits that long in any case, so that slowdown up to it is free; the permitted slowdown is that of the whole training
-    and comes on top, for the slowest replica takes it too. With `power_time_s` the host's power budget asks for
-    iterations at least that long, whatever was permitted.
+    `max_slowdown_ratio` permits a slowdown, used only as far as it saves energy. `permitted_time_s` gives it as an
+    absolute time and takes precedence. `straggler_time_s` is the time of the slowest replica at full speed; the job
+    waits that long in any case, so slowing down to it is free. The permitted slowdown applies to the whole training and
+    is added to the straggler's time, because the slowest replica uses it too. With `power_time_s` the host's power
+    budget requires iterations to be at least that long, whatever is permitted.
     """
 
     max_slowdown_ratio: float = 0.0
@@ -50,22 +50,22 @@ class PerformanceTarget:
 
     @property
     def is_forced(self) -> bool:
-        """Whether a straggler forces at least part of this time."""
+        """Whether a straggler causes at least part of this time."""
         return self.straggler_time_s is not None
 
     @property
     def is_power_limited(self) -> bool:
-        """Whether a power budget asks for slower iterations than full speed."""
+        """Whether a power budget requires iterations slower than full speed."""
         return self.power_time_s is not None
 
     @property
     def fills_time(self) -> bool:
-        """Whether iterations are to last as long as the target, even where a faster one needs less energy."""
+        """Whether iterations should last as long as the target even if a faster one needs less energy."""
         return self.is_forced or self.is_power_limited
 
     @property
     def own(self) -> "PerformanceTarget":
-        """What is permitted to the job itself, without a straggler and without a power budget."""
+        """The target of the job itself, without straggler and power budget."""
         return replace(self, straggler_time_s=None, power_time_s=None)
 
     def iteration_time_s(self, baseline_time_s: float) -> float:

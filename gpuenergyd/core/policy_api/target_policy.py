@@ -1,4 +1,4 @@
-"""Interface of policies that decide the target of a job, such as by the grid's carbon intensity."""
+"""Interface of policies that choose the target of a job, for example by the grid's carbon intensity."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,7 +12,7 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 class TargetPolicy(Protocol):
     """Chooses the iteration time target of one job, several times an hour. Entry point: `gpuenergyd.targets`.
 
-    A policy may also have `explain(view) -> TargetDecision`; it is then called instead, and `status` shows the reason.
+    A policy may also have `explain(view) -> TargetDecision`, which is then called instead; `status` shows its reason.
     """
 
     def next_target(self, view: "TargetView") -> PerformanceTarget:
@@ -22,11 +22,11 @@ class TargetPolicy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TargetView:
-    """Everything that is known of a job for choosing its target: slowdown budget, progress and the signal to follow.
+    """Everything known about a job for choosing its target: slowdown budget, progress and the signal to follow.
 
     `frontier` holds the job's points, or those of uniform clocks if it has no pipeline; it is empty while unknown.
     `active_time_s` is the time of finished iterations without checkpoints, evaluation, data stalls and waits for a
-    straggler: only slowdown chosen by a policy is charged to the budget.
+    straggler, because only slowdown chosen by a policy is charged to the budget.
     """
 
     job_id: str
@@ -42,13 +42,13 @@ class TargetView:
     """Carbon intensity, price or another cost per energy, up to now."""
     forecast: CarbonForecast | None = None
     full_speed_time_s: float | None = None
-    """Recently measured iteration time at full speed, with power caps; None while only the baseline is known."""
+    """Recently measured iteration time at full speed, under power caps if any; None if only the baseline is known."""
     straggler_time_s: float | None = None
     current_target_time_s: float | None = None
-    """Last target of this policy; small changes are not worth a new plan."""
+    """Last target chosen by this policy; small changes do not justify a new plan."""
     host_power_w: float = 0.0
     window_s: float = 72 * 3600.0
-    """Window of the slowdown budget for jobs of unknown length."""
+    """Period of the slowdown budget for jobs of unknown length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,4 +61,4 @@ class TargetDecision:
     intensity: float | None
     """Current value of the signal, in its own unit."""
     overrun_s: float = 0.0
-    """Time by which the job misses its budget even at full speed: stragglers, power caps, lost time."""
+    """Time by which the job misses its budget even at full speed, due to stragglers, power caps or lost time."""

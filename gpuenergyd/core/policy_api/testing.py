@@ -1,11 +1,11 @@
-"""Unit tests of policies: a view of a job, and a simulated job that runs plans in no time and without noise.
+"""Unit tests of policies: a view of a job, and a simulated job that runs plans instantly and without noise.
 
     job = SimulatedJob(one_forward_one_backward(4, 8), max_slowdown_ratio=0.05)
     plan = job.run_policy(MyPolicy(), 20)
     assert job.observations[-1].energy_j < job.baseline.energy_j
 
-Clocks take effect at once. The daemon's own treatment of a policy (time limits, guard, blocks at full speed) is not
-part of it; `gpuenergyd demo --policy NAME` has all of that.
+Clocks take effect at once. The daemon's handling of a policy (time limits, guard, blocks at full speed) is not
+included; `gpuenergyd demo --policy NAME` has all of that.
 """
 
 from collections import defaultdict
@@ -55,7 +55,7 @@ def job_view(
     observations: Iterable[IterationObservation] = (),
     issued_plans: Iterable[ClockPlan] = (),
 ) -> JobView:
-    """Return the view of a job on equal GPUs, by default two stages with four microbatches.
+    """Return the view of a job on identical GPUs, by default two stages with four microbatches.
 
     Other fields are set with `dataclasses.replace`.
     """
@@ -83,7 +83,7 @@ def pipeline_profile(
     """Return time and energy of every instruction of a schedule at each clock.
 
     Rank r has `scales[r]` times the work of a rank of scale 1 (repeated for more ranks). 30 % of the time does not
-    depend on the clock; power grows with its cube, from 120 W to 400 W.
+    depend on the clock; power rises with the cube of the clock, from 120 W to 400 W.
     """
     top = max(sm_clocks_mhz)
 
@@ -114,7 +114,7 @@ class SimulatedJob:
         self.profile = profile or pipeline_profile(schedule)
         self.target = PerformanceTarget(max_slowdown_ratio=max_slowdown_ratio)
         self.plans: list[ClockPlan] = []
-        """The plans issued so far; the first is the baseline."""
+        """The plans issued until now; the first is the baseline."""
         self.observations: list[IterationObservation] = []
         self._measures_energy = measures_energy
         self._order_advice: OrderAdvice | None = None
@@ -128,7 +128,7 @@ class SimulatedJob:
         self.baseline = BaselineView(first.iteration_time_s, first.energy_j, BASELINE_ITERATIONS)
 
     def view(self) -> JobView:
-        """Return what a policy sees of the job now."""
+        """Return the job as a policy sees it now."""
         return JobView(
             job_id="job",
             schedule=self.schedule,
@@ -144,7 +144,7 @@ class SimulatedJob:
         )
 
     def run_policy(self, policy: ClockPolicy, num_iterations: int) -> ClockPlan:
-        """Run iterations, each under the plan that the policy then returns; return the last plan.
+        """Run iterations, asking the policy for a plan before each one; return the last plan.
 
         Raises:
             PlanError: a plan does not fit the pipeline or its GPUs; the daemon would refuse it.
@@ -158,7 +158,7 @@ class SimulatedJob:
     def run(
         self, plan: ClockPlan, num_iterations: int = 1, *, delay_ratio: float = 0.0, is_regular: bool = True
     ) -> None:
-        """Run iterations under a plan; with `delay_ratio` they take that much longer than their instructions.
+        """Run iterations under a plan; `delay_ratio` makes them that much longer than their instructions.
 
         Raises:
             PlanError: the plan does not fit the pipeline or its GPUs; the daemon would refuse it.

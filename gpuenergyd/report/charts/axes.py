@@ -59,7 +59,7 @@ def energy_tick(energy_j: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The width of a chart in SVG units, which are about pixels, and the room to the left of its plot."""
+    """Width of a chart in SVG units (about one pixel), and the margin to the left of its plot."""
 
     width: float
     left: float
@@ -71,7 +71,7 @@ class Frame:
         return self.width - (8.0 if self.is_narrow else 16.0)
 
     def num_ticks(self, num_wide: int) -> int:
-        """Return the number of ticks of a horizontal axis, given that of a wide chart."""
+        """Return the number of ticks on a horizontal axis, given that of a wide chart."""
         return max(2, num_wide // 2) if self.is_narrow else num_wide
 
 
@@ -140,7 +140,7 @@ def _label(text: str, *, x: float, y: float, anchor: str) -> str:
 
 
 def elapsed_axis(span_s: float, frame: Frame) -> Axis:
-    """Return the horizontal axis of the time since the start."""
+    """Return the horizontal axis for the time since the start."""
     return Axis(
         0.0,
         span_s,

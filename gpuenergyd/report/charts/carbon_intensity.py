@@ -14,7 +14,7 @@ _AXIS_HEIGHT = 30.0 + TITLE_ROOM
 
 @dataclass(frozen=True, slots=True)
 class IntensityStep:
-    """A carbon intensity from one instant until another."""
+    """A carbon intensity in the time from `begin_at` to `end_at`."""
 
     begin_at: datetime
     end_at: datetime
@@ -24,7 +24,7 @@ class IntensityStep:
 
 @dataclass(frozen=True, slots=True)
 class TargetStep:
-    """An iteration time target and the instant since when it applies; None means full speed."""
+    """An iteration time target and the instant from which it applies; a time of None means full speed."""
 
     at: datetime
     permitted_time_s: float | None
@@ -39,9 +39,9 @@ def intensity_svg(
     end_at: datetime,
     frame: Frame = WIDE,
 ) -> str:
-    """Return the intensity panel above the target panel, if there are targets; empty without any intensity.
+    """Return the intensity panel, with the target panel below if there are targets; empty without any intensity.
 
-    Hours of unknown intensity are gaps; forecast and estimated ones are dashed.
+    Hours of unknown intensity are gaps; forecast and estimated intensities are dashed.
     """
     if not grid:
         return ""

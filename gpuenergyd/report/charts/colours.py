@@ -8,7 +8,7 @@ _VIRIDIS = (
     (34, 168, 132), (66, 190, 113), (122, 209, 81), (189, 223, 38), (253, 231, 37),
 )  # fmt: skip
 UNKNOWN_FILL = "url(#unknown)"
-"""The hatching of an instruction with unknown clock."""
+"""Fill pattern of an instruction with unknown clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class ClockScale:
         return UNKNOWN_FILL if sm_clock_mhz is None else _hex(self._position(sm_clock_mhz))
 
     def text_class(self, sm_clock_mhz: float | None) -> str:
-        """Return the CSS class of text on the colour of a clock, for sufficient contrast."""
+        """Return the CSS class of text on a clock's colour, for sufficient contrast."""
         return "on-bright" if sm_clock_mhz is None or self._position(sm_clock_mhz) > 0.55 else "on-dark"
 
     def gradient(self) -> str:

@@ -13,7 +13,7 @@ _MAX_DAYS = 62
 _MAX_LABELS, _MAX_LABELS_NARROW = 10, 5
 _MAX_BAR_WIDTH = 60.0
 _MAX_STEP = 130.0
-"""Few days are drawn at the left."""
+"""Maximum distance of bars; a few days are drawn at the left."""
 
 _HATCH = (
     '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'

@@ -1,4 +1,4 @@
-"""Energy and time of every iteration in order, in per cent of the baseline, coloured by purpose."""
+"""Energy and time of every iteration in order, in percent of the baseline, coloured by purpose."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ _AXIS_HEIGHT = 30.0 + TITLE_ROOM
 _MARGIN = 0.08
 _MIN_ROOM_PERCENT = 2.0
 _MAX_NARROW_POINTS = 240
-"""A phone shows every n-th iteration of a longer job."""
+"""On a phone only every n-th iteration of a longer job is shown."""
 _MANY_POINTS = 300
 
 
@@ -30,7 +30,7 @@ class _Quantity:
     baseline: float
 
     def percent(self, row: IterationRow) -> float | None:
-        """Return the value of an iteration in per cent of the baseline; None if it was not measured."""
+        """Return the value of an iteration in percent of the baseline; None if it was not measured."""
         value = self.value(row)
         return None if value is None else 100.0 * value / self.baseline
 
@@ -42,9 +42,9 @@ def series_svg(
     baseline_energy_j: float | None,
     frame: Frame = WIDE,
 ) -> str:
-    """Return the energy panel above the time panel, on one scale; empty without a baseline or a second iteration.
+    """Return the energy panel above the time panel, with one scale; empty without a baseline or a second iteration.
 
-    Disturbed iterations beyond the scale are drawn at its edge.
+    Disturbed iterations outside the scale are drawn at its edge.
     """
     quantities = [
         _Quantity(name, value, text, baseline)

@@ -1,4 +1,4 @@
-"""Measured power of a job's GPUs over time and the power that its plans predicted."""
+"""Measured power of a job's GPUs over time, and the power that its plans predicted."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ def power_svg(
 ) -> str:
     """Return the total power per time bucket; buckets in which a GPU was not measured are gaps.
 
-    A second line shows the predicted energy per predicted iteration time of the plan in force, a third one the mean
-    power of the baseline. Empty with fewer than two buckets.
+    A second line shows the mean power predicted by the plan in force, a third line the mean power of the baseline.
+    Empty with fewer than two buckets.
     """
     by_bucket: dict[float, list[float]] = defaultdict(list)
     for rollup in rollups:
@@ -86,7 +86,7 @@ def _drawn_plans(predicted: Sequence[tuple[float, float, float]], begin: float, 
 
 
 def _thinned(points: list[tuple[float, float]], width_s: float) -> tuple[list[tuple[float, float]], float]:
-    """Return means over neighbouring buckets so that at most `_MAX_POINTS` remain, and their width."""
+    """Return means over neighbouring buckets, such that at most `_MAX_POINTS` remain, and the new bucket width."""
     together = -(-len(points) // _MAX_POINTS)
     if together == 1:
         return points, width_s

@@ -27,9 +27,9 @@ def plane_svg(
 ) -> str:
     """Return one point per plan at the medians of its regular iterations, and the prediction of the plan in force.
 
-    `allowed_time_s` is the maximum iteration time, `frontier` the (time, energy) points that the policy chose from; it
-    is drawn over the range of measured and allowed times. A step line joins the Pareto-optimal measurements. Empty with
-    fewer than two measured plans.
+    `allowed_time_s` is the maximum iteration time. `frontier` has the (time, energy) points from which the policy
+    chose; it is drawn over the range of measured and allowed times. A step line joins the Pareto-optimal measurements.
+    Empty with fewer than two measured plans.
     """
     measured = _measured(iterations)
     if len(measured) < 2:
@@ -89,7 +89,7 @@ def plane_svg(
 def _frontier_in_range(
     frontier: Sequence[tuple[float, float]], low_s: float, high_s: float
 ) -> list[tuple[float, float]]:
-    """Return the points within a range of times and one more on either side."""
+    """Return the points within a range of times, and one more on either side."""
     ordered = sorted(frontier)
     begin = max(0, bisect_left(ordered, low_s, key=itemgetter(0)) - 1)
     return ordered[begin : bisect_right(ordered, high_s, key=itemgetter(0)) + 1]

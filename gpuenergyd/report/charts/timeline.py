@@ -16,12 +16,12 @@ _RIGHT_MARGIN = 8.0
 _MAX_ROW_HEIGHT = 30.0
 _MIN_ROW_HEIGHT = 8.0
 _ROWS_HEIGHT = 400.0
-"""Height of the rows of one iteration; rows of many ranks are lower."""
+"""Height of the rows of one iteration; with many ranks, rows become lower."""
 _MIN_LABEL_HEIGHT = 14.0
 _TITLE_HEIGHT = 26.0
 _AXIS_HEIGHT = 30.0 + TITLE_ROOM
 _CHARACTER_WIDTH = 7.8
-"""Width of a character of a label, 12 pixels high, in the widest common font."""
+"""Width of a character in a label 12 pixels high, in the widest common font."""
 _KIND_NAMES = {
     "F": "forward",
     "B": "backward",
@@ -72,7 +72,7 @@ def timelines_svg(iterations: Sequence[ObservedIteration], frame: Frame = WIDE) 
 
 @dataclass(frozen=True, slots=True)
 class _Scene:
-    """What all iterations of one chart share."""
+    """Properties shared by all iterations of one chart."""
 
     frame: Frame
     scale: ClockScale
@@ -131,7 +131,7 @@ def _instruction(span: ObservedSpan, scene: _Scene, *, y: float, is_critical: bo
 
 
 def _tooltip(span: ObservedSpan, scene: _Scene, *, is_critical: bool) -> str:
-    """Return the tooltip of an instruction; a narrow chart is for phones, which have no pointer that hovers."""
+    """Return the tooltip of an instruction; empty in a narrow chart, because phones have no hovering pointer."""
     if scene.frame.is_narrow:
         return ""
     text = (

@@ -1,6 +1,6 @@
 """The daemon's status in a terminal: watts saved now, one line per GPU, two or more per job.
 
-`status` prints everything; `status --watch` prints what fits the screen, jobs and GPUs with problems first.
+`status` prints everything; `status --watch` prints what fits on the screen, jobs and GPUs with problems first.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -41,7 +41,7 @@ from gpuenergyd.report.terminal.status_lines import (
 _LINES_OF_A_JOB = 2
 _UNLIMITED = 1_000_000
 _LOW_SCREEN = 8
-"""Below this height there is no room for the watts saved."""
+"""Below this height the saved watts are not shown."""
 _WIDE_SCREEN = 110
 _BAR_WIDTH = 24
 _OWNER_WIDTH = 19
@@ -50,14 +50,14 @@ _GPU_HEADER = "GPU  state          clock  requested    power    temp    age  job
 
 
 def status_view(status: Status, width: int = 80) -> RenderableType:
-    """Return the whole status; what is wider than the console is wrapped below its own beginning."""
+    """Return the whole status; lines wider than the console are wrapped with their own indentation."""
     return Group(*(_wrapped(line) for line in view_lines(status, width)))
 
 
 def screen_view(status: Status, console: Console, powers_w: Sequence[float | None] = ()) -> RenderableType:
-    """Return a view that fits the screen of a console; it states how many GPUs and jobs are not shown.
+    """Return a view that fits the screen of a console, with the number of GPUs and jobs that are not shown.
 
-    `powers_w` are the last readings of the total power, oldest first.
+    `powers_w` are the latest readings of the total power, oldest first.
     """
     return Group(*view_lines(status, console.width, console.height, powers_w))
 
@@ -71,12 +71,12 @@ def total_power_w(status: Status) -> float | None:
 def view_lines(
     status: Status, width: int, height: int | None = None, powers_w: Sequence[float | None] = ()
 ) -> list[Text]:
-    """Return the lines of the status: all of them, or at most `height` lines of at most `width` characters."""
+    """Return the lines of the status: all, or at most `height` lines of at most `width` characters."""
     num_lines = _UNLIMITED if height is None else height
     head = [*health_line(status).split(), *_summary(status, width, powers_w)]
     head = head if num_lines >= _LOW_SCREEN else head[: len(health_line(status).split())]
     jobs, gpus = status["jobs"], status["gpus"]
-    # Jobs have priority: they are few and most relevant. GPUs with problems are always shown.
+    # Jobs have priority, because they are few and most relevant. GPUs with problems are always shown.
     room = num_lines - len(head) - 2
     num_jobs = _fitting(len(jobs) * _LINES_OF_A_JOB, max(_LINES_OF_A_JOB, room - min(len(gpus), 4))) // _LINES_OF_A_JOB
     used = num_jobs * _LINES_OF_A_JOB + (num_jobs < len(jobs))
@@ -103,14 +103,14 @@ def view_lines(
 
 
 def _notes(status: Status) -> list[Text]:
-    """Return what comes last, in the order of importance: what does not fit is left out."""
+    """Return the notes at the end, most important first; those that do not fit are left out."""
     of_gpus = [*refused_lines(status), *lease_lines(status)]
     of_host = [*swing_lines(status.get("swing")), *grid_lines(status.get("carbon"))[1:]]
     return [*of_gpus, *ended_job_lines(status), *of_host, *switching_lines(status), *model_lines(status)]
 
 
 def _summary(status: Status, width: int, powers_w: Sequence[float | None]) -> list[Text]:
-    """Return the watts saved now, the total power with its course, the power budget, and the carbon intensity."""
+    """Return the watts saved now, the total power with recent history, the power budget and the carbon intensity."""
     lines = saved_power_lines(status)
     power_w = total_power_w(status)
     if power_w is not None:
@@ -119,7 +119,7 @@ def _summary(status: Status, width: int, powers_w: Sequence[float | None]) -> li
 
 
 def _power_line(power_w: float, powers_w: Sequence[float | None], width: int) -> Text:
-    """Return the power of all GPUs, and its course as one block per second."""
+    """Return the power of all GPUs, and its recent history as one block character per second."""
     shown = powers_w[-max(0, width - 54) :]
     course = _sparkline(shown)
     highest_w = max((reading for reading in shown if reading is not None), default=0.0)
@@ -128,7 +128,7 @@ def _power_line(power_w: float, powers_w: Sequence[float | None], width: int) ->
 
 
 def _sparkline(values: Sequence[float | None]) -> str:
-    """Return one block per value, from 0 to the highest; a space where it is unknown."""
+    """Return one block character per value, from 0 to the highest; a space if unknown."""
     highest = max((value for value in values if value is not None), default=0.0)
     if highest <= 0 or len(values) < 2:
         return ""
@@ -137,7 +137,7 @@ def _sparkline(values: Sequence[float | None]) -> str:
 
 
 def _fitting(wanted: int, room: int) -> int:
-    """Return how many lines fit; if not all do, one less, to leave room for the number of those not shown."""
+    """Return how many lines fit; if not all do, one less, to leave a line for the number of those not shown."""
     return wanted if wanted <= room else max(0, room - 1)
 
 
@@ -153,7 +153,7 @@ def _gpu_header(gpus: Sequence[Status], width: int) -> Text:
 
 
 def _highest_w(gpus: Sequence[Status]) -> float:
-    """Return the end of the power bars: the highest power in whole hundreds of watts."""
+    """Return the maximum of the power bars: the highest power, rounded up to hundreds of watts."""
     return 100.0 * -(-max((gpu["power_w"] or 0.0 for gpu in gpus), default=0.0) // 100.0)
 
 
@@ -165,7 +165,7 @@ def _gpu_lines(
     *,
     is_cut: bool,
 ) -> list[Text]:
-    """Return one line per GPU; on a wide screen with a bar of its power. A long name is shortened, or a line below."""
+    """Return one line per GPU, with a power bar on a wide screen; long names are shortened or put on a second line."""
     highest_w = _highest_w(gpus)
     lines = []
     for gpu in gpus:
@@ -193,7 +193,7 @@ def _gpu_lines(
 
 
 def _shortened(name: str, width: int) -> str:
-    """Return a name without its middle if it is too long: names of jobs often differ at their ends only."""
+    """Return a name without its middle if it is too long, because names of jobs often differ only at their ends."""
     if len(name) <= width:
         return name
     num_last = max(0, width - 1) // 2
@@ -203,8 +203,8 @@ def _shortened(name: str, width: int) -> str:
 def _job_lines(job: Status, width: int | None) -> list[Text]:
     """Return the result of a job, and its iterations with the reason of its plan.
 
-    Both intervals are in the result if the width is not limited, else that of the saving, on a narrow screen in the
-    second line.
+    With unlimited width both intervals are in the result. Otherwise only that of the saving is shown, which on a narrow
+    screen is in the second line.
     """
     phase_style = "green" if job["phase"] == "tuned" else "yellow"
     name = Text.assemble((replica_name_of(job), "bold"), " ", (job["phase"], phase_style), ": ")
@@ -223,11 +223,11 @@ def _job_lines(job: Status, width: int | None) -> list[Text]:
 
 
 def _details(job: Status) -> list[Text]:
-    """Return options and figures of a job and what applies to it only."""
+    """Return options and figures of a job, and the details that apply to it."""
     return [Text.assemble("  ", line) for line in (*option_lines(job), *figure_lines(job), *detail_lines(job))]
 
 
 def _wrapped(line: Text) -> RenderableType:
-    """Return a line whose further lines are indented like its first one."""
+    """Return a line whose continuation lines are indented like the first one."""
     indent = len(line.plain) - len(line.plain.lstrip())
     return Padding.indent(line[indent:], indent) if indent else line

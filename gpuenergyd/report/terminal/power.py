@@ -1,4 +1,4 @@
-"""The host's power budget, and how much its power swings, in the status."""
+"""The host's power budget and power swing in the status."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from gpuenergyd.report.formatting import power_text
 
 
 def power_lines(power: Mapping[str, Any] | None) -> list[Text]:
-    """Return the power budget with what the host draws; nothing without a budget."""
+    """Return the power budget and the host's present power; empty without a budget."""
     if power is None or power["power_budget_w"] is None:
         return []
     reason = f" ({power['reason']})" if power["reason"] else ""
@@ -22,7 +22,7 @@ def power_lines(power: Mapping[str, Any] | None) -> list[Text]:
 
 
 def swing_lines(swing: Mapping[str, Any] | None) -> list[Text]:
-    """Return how much the power of all GPUs has swung in the last minute; nothing while that is unknown."""
+    """Return the power swing of all GPUs in the last minute; empty while unknown."""
     if swing is None:
         return []
     return [

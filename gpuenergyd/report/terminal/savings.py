@@ -36,7 +36,7 @@ def saved_power_lines(status: Mapping[str, Any]) -> list[Text]:
 
 
 class ResultDetail(Enum):
-    """Which 95 % intervals the result of a job contains."""
+    """The 95 % intervals that the result of a job contains."""
 
     NO_INTERVAL = auto()
     SAVING_INTERVAL = auto()
@@ -60,5 +60,5 @@ def result_text(job: Mapping[str, Any], *, detail: ResultDetail = ResultDetail.B
 
 
 def _is_counted(job: Mapping[str, Any]) -> bool | None:
-    """Return whether the watts of a job are part of the sum; None if it saves none now."""
+    """Return whether the watts of a job are included in the sum; None if it saves none at present."""
     return None if job.get("watts_saved") is None else bool(job["is_saving_significant"])

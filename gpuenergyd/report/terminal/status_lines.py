@@ -1,4 +1,4 @@
-"""Lines of text on parts of the daemon's status: health, grid, leases, switch latency, and what applies to a job."""
+"""Lines of text on parts of the daemon's status: health, grid, leases, switch latency, and details of a job."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -93,7 +93,7 @@ def timing_value_text(value: Mapping[str, Any]) -> str:
 
 
 def usual_states(status: Status) -> frozenset[str]:
-    """Return the states of GPUs that are no problem: a daemon in mode observe may change none."""
+    """Return the GPU states that are not a problem; a daemon in mode observe may change no GPU."""
     return frozenset({"ok", "observe_only"} if status["mode"] == "observe" else {"ok"})
 
 
@@ -102,7 +102,7 @@ def job_names(status: Status) -> Mapping[str, str]:
 
 
 def owner_text(gpu: Mapping[str, Any], names: Mapping[str, str]) -> str:
-    """Return the job or manual lease that a GPU belongs to; empty for an idle one."""
+    """Return the job or manual lease to which a GPU belongs; empty for an idle one."""
     if gpu.get("administrator_lease"):
         return "administrator lease"
     if gpu.get("zeusd_client_lease"):
@@ -114,7 +114,7 @@ def owner_text(gpu: Mapping[str, Any], names: Mapping[str, str]) -> str:
 
 
 def refused_lines(status: Status) -> list[Text]:
-    """Return one line per kind of values that the driver of a GPU reported and that cannot be right."""
+    """Return one line per kind of implausible values reported by the driver of a GPU."""
     return [
         Text(f"GPU {gpu['index']}: {refused['num']} x {refused['name']} refused, last: {refused['reason']}")
         for gpu in status["gpus"]
@@ -143,7 +143,7 @@ def _lease_text(kind: str, lease: Mapping[str, Any]) -> str:
 
 
 def model_lines(status: Status) -> list[Text]:
-    """Return the number of GPUs with their model; of several models one line each, with the indexes of its GPUs."""
+    """Return the number of GPUs and their model; if models differ, one line for each with its GPU indices."""
     indexes: dict[str, list[int]] = {}
     for gpu in status["gpus"]:
         model = gpu["model_name"].removeprefix("NVIDIA ").removesuffix(" (simulated)")
@@ -154,7 +154,7 @@ def model_lines(status: Status) -> list[Text]:
 
 
 def switching_lines(status: Status) -> list[Text]:
-    """Return one line on the switch latency of all GPUs and how many of them it was measured on."""
+    """Return one line on the switch latency of all GPUs, and for how many of them it was measured."""
     known = [gpu["switching"] for gpu in status["gpus"]]
     if not known:
         return []
@@ -174,7 +174,7 @@ def _span_text(times_s: Sequence[float]) -> str:
 
 
 def figure_lines(job: Status) -> list[Text]:
-    """Return time, energy and iterations at full speed and tuned, and what the plan in force does and should do."""
+    """Return time, energy and number of iterations, at full speed and tuned, and those of the plan in force."""
     rows = [
         ("", "time", "energy", "iterations"),
         _figures(job, "baseline", "baseline_time_s", "baseline_energy_j", "num_baseline_iterations"),
@@ -185,7 +185,7 @@ def figure_lines(job: Status) -> list[Text]:
         if job["num_iterations_of_plan"] and job["plan_purpose"] == PlanPurpose.TUNED:
             in_force = ("plan_iteration_time_s", "plan_energy_j", "num_iterations_of_plan")
             rows.append(_figures(job, "plan in force", *in_force))
-        if full_speed_j is None or predicted_j < full_speed_j:  # a fit that lies above full speed is no plan
+        if full_speed_j is None or predicted_j < full_speed_j:  # other predictions are not shown
             predicted_time = time_text(job["predicted_iteration_time_s"])
             rows.append(("  predicted (fit)", predicted_time, energy_text(predicted_j), ""))
             if job["lower_bound_j"] is not None:
@@ -198,7 +198,7 @@ def _figures(job: Status, name: str, time_s: str, energy_j: str, count: str) -> 
 
 
 def option_lines(job: Status) -> list[Text]:
-    """Return ID, policy and shape of a job, where its options come from, and the reason of its phase."""
+    """Return ID, policy and shape of a job, the sources of its options, and the reason of its phase."""
     shape = (
         f"{job['job_id']}: policy {job['policy']}, {job['schedule'] or 'schedule unknown'},"
         f" {count_text(job['num_ranks'], 'rank')} x {count_text(job['num_microbatches'], 'microbatch')},"
@@ -212,7 +212,7 @@ def option_lines(job: Status) -> list[Text]:
 
 
 def detail_lines(job: Status) -> list[Text]:
-    """Return what applies to some jobs only: notice, straggler pace, target, prediction, why nothing is saved."""
+    """Return details that apply to some jobs only: notice, straggler pace, target, prediction, why nothing is saved."""
     return [
         *_captured(job),
         *_fit_error(job),
@@ -228,18 +228,18 @@ def detail_lines(job: Status) -> list[Text]:
 
 
 def _captured(job: Mapping[str, Any]) -> list[Text]:
-    """Return how the clocks of a job are set whose iterations are replays of a captured graph."""
+    """Return how clocks are set for a job whose iterations are replays of a captured CUDA graph."""
     return [Text(CAPTURED_TEXTS[job["captured"]])] if job.get("captured") in CAPTURED_TEXTS else []
 
 
 def _fit_error(job: Mapping[str, Any]) -> list[Text]:
-    """Return by how much the measured energy is below the lower bound of the plan in force: an error of the fit."""
+    """Return by how much measured energy is below the lower bound of the plan in force, due to an error of the fit."""
     text = fit_error_text(job.get("plan_energy_j"), job["lower_bound_j"])
     return [Text(f"plan in force: {text}")] if text else []
 
 
 def _expectation(job: Mapping[str, Any]) -> list[Text]:
-    """Return where policy and permitted slowdown come from, and what to expect of this kind of job."""
+    """Return the sources of policy and permitted slowdown, and what to expect of this kind of job."""
     if job.get("expectation") is None:
         return []
     policy, slowdown = (SOURCE_TEXTS[job[name]] for name in ("policy_source", "max_slowdown_source"))
@@ -252,12 +252,12 @@ def _expectation(job: Mapping[str, Any]) -> list[Text]:
 
 
 def _outcome(job: Mapping[str, Any]) -> list[Text]:
-    """Return why a job has saved nothing so far."""
+    """Return why a job has saved nothing yet."""
     return [Text(f"no saving so far: {job['outcome_reason']}")] if job.get("outcome", "saved") != "saved" else []
 
 
 def _cost(job: Mapping[str, Any]) -> list[Text]:
-    """Return what the daemon has cost the job's training so far."""
+    """Return the time that the daemon has cost the job's training."""
     if (cost_s := job.get("cost_s")) is None:
         return []
     client = ", the client's own not measured" if job.get("client_cost_s") is None else ""
@@ -267,12 +267,12 @@ def _cost(job: Mapping[str, Any]) -> list[Text]:
 
 
 def _slowdown_advice(job: Mapping[str, Any]) -> list[Text]:
-    """Return what more permitted slowdown would save."""
+    """Return what a larger permitted slowdown would save."""
     return [Text(f"with more slowdown: {job['advice_text']}")] if job.get("advice_text") else []
 
 
 def ended_job_lines(status: Status) -> list[Text]:
-    """Return one line per job that has ended recently: what it saved, or why it saved nothing."""
+    """Return one line per recently ended job: what it saved, or why it saved nothing."""
     lines: list[Text] = []
     for job in status.get("ended_jobs", ()):
         outcome = job["summary"].removeprefix("ended ")
@@ -294,8 +294,8 @@ def _predicted_saving(job: Mapping[str, Any]) -> list[Text]:
 
 
 def _order_advice(job: Mapping[str, Any]) -> list[Text]:
-    """Return what another order of instructions is predicted to save, if the policy has computed it."""
-    planned = job.get("pipeline") or job  # the whole of a pipeline across hosts, in the job of its leading rank
+    """Return the predicted saving of another instruction order, if the policy has computed it."""
+    planned = job.get("pipeline") or job  # for a pipeline across hosts, the whole one, in the job of its leading rank
     if not planned.get("order_advice"):
         return []
     in_force = f" (in use: {planned['order']})" if planned.get("order") else ""
@@ -310,7 +310,7 @@ def _notice(job: Mapping[str, Any]) -> list[Text]:
 
 
 def _straggler_pace(job: Mapping[str, Any]) -> list[Text]:
-    """Return the straggler pace that a job runs at, if it does, and its saving."""
+    """Return the straggler pace of a job and its saving, if the job runs at such a pace."""
     if job.get("straggler_time_s") is None:
         return []
     since = age_text(job["straggler_since_s"])

@@ -81,12 +81,12 @@ def _at_full_speed(adjusted: float | None, baseline: float | None) -> float | No
 
 
 def no_saving_reason(job: JobSummary) -> str | None:
-    """Return why an ended job saved nothing; None if it did save energy, still runs, or its outcome is unknown."""
+    """Return why an ended job saved nothing; None if it saved energy, still runs, or its outcome is unknown."""
     return job.outcome_reason if job.outcome != "saved" else None
 
 
 def _saving_text(job: JobSummary) -> Text:
-    """Return the measured saving above its 95 % interval, or the predicted one, marked as such."""
+    """Return the measured saving above its 95 % interval, or the predicted saving, marked as such."""
     if job.predicted_saving_ratio is not None:
         ratio = job.predicted_saving_ratio
         return Text(f"{ratio_text(ratio) if ratio else 'nothing to save'}\npredicted")
@@ -179,14 +179,14 @@ def _result_lines(report: JobReport) -> list[str]:
 
 
 def _plan_saving_text(plan: PlanInForce) -> str:
-    """Return the saving under one plan, without an amount where it may be chance."""
+    """Return the saving under one plan, without an amount if it is not significant."""
     if plan.saving is None or plan.saving.is_significant:
         return saving_text(estimate(plan.saving))
     return NOT_SIGNIFICANT
 
 
 def _energy_lines(report: JobReport) -> list[str]:
-    """Return carbon, total energy and cost, and what the values cover."""
+    """Return carbon, total energy and cost, and notes on what the values cover."""
     is_significant = not report.is_saving_left_out
     lines = list(report.carbon.lines(is_significant=is_significant)) if report.carbon is not None else []
     used = report.energy_use
@@ -230,8 +230,8 @@ _ONLY_WHERE_KNOWN = frozenset({"estimated_j", "missing_s", "saved_energy_j", "ho
 def groups_table(groups: Sequence[Mapping[str, Any]], *, by: Sequence[str]) -> RenderableType:
     """Return one row per group by one or two keys: measured energy of jobs and idle time, estimates, missing time.
 
-    Names and the UUIDs of GPUs stay in one piece, so that they can be copied, also where the table is wider than the
-    terminal; only values of tags may be long.
+    Names and UUIDs of GPUs are never wrapped, so that they can be copied even if the table is wider than the terminal;
+    only values of tags may be wrapped.
     """
     table = Table(box=box.SIMPLE, pad_edge=False)
     for key in by:
@@ -256,11 +256,11 @@ def groups_table(groups: Sequence[Mapping[str, Any]], *, by: Sequence[str]) -> R
 
 
 def column_title(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the title of a column; that of costs names their currency if that has a name."""
+    """Return the title of a column; for costs with the name of their currency, if known."""
     currency = next((row["currency"] for row in rows if row.get("currency")), None)
     return f"{title} ({currency})" if title == "cost" and currency else title
 
 
 def full_width(table: Table) -> int:
-    """Return the width in which no cell of a table is cut."""
+    """Return the width in which no cell of a table is truncated."""
     return Console(width=_WIDE, file=StringIO()).measure(table).maximum

@@ -12,14 +12,14 @@ from gpuenergyd.report.formatting import clock_text, time_text
 from gpuenergyd.report.observed_iteration import ObservedIteration
 
 _RAMP = ".:-=+*#"
-"""Characters of SM clocks from the lowest to the highest in the picture, for output without colours."""
+"""Characters for SM clocks from the lowest to the highest in the picture, for output without colours."""
 _UNKNOWN = "?"
 _UNKNOWN_COLOUR = "#888888"
 _LEAST_COLUMNS = 20
 
 
 def timelines_text(iterations: Sequence[ObservedIteration], *, width: int, is_coloured: bool) -> list[Text]:
-    """Return the iterations below each other, each line at most `width` characters; none without a timeline."""
+    """Return the iterations below each other, in lines of at most `width` characters; empty without a timeline."""
     drawn = [iteration for iteration in iterations if iteration.spans]
     if not drawn:
         return []
@@ -37,7 +37,7 @@ def timelines_text(iterations: Sequence[ObservedIteration], *, width: int, is_co
 
 
 def _cells(row: Sequence[ObservedSpan], longest_s: float, num_columns: int) -> list[ObservedSpan | None]:
-    """Return for each column of a stage's row the instruction that runs at its middle, None while the GPU waits."""
+    """Return, for each column of a stage's row, the instruction at the column's middle; None while the GPU waits."""
     ordered = sorted(row, key=lambda span: span.start_s)
     starts = [span.start_s for span in ordered]
     cells: list[ObservedSpan | None] = []
@@ -49,7 +49,7 @@ def _cells(row: Sequence[ObservedSpan], longest_s: float, num_columns: int) -> l
 
 
 def _coloured(cells: Sequence[ObservedSpan | None], scale: ClockScale | None) -> Text:
-    """Return a row whose background is the clock, with the name of each instruction that is wide enough for it."""
+    """Return a row with clocks as background colours, and the names of instructions that are wide enough."""
     text = Text()
     begin = 0
     while begin < len(cells):

@@ -1,4 +1,4 @@
-"""Trainings as tables in a terminal; of a single one also its parts, by replica, stage and host."""
+"""Trainings as tables in a terminal; for a single training also its parts, by replica, stage and host."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ _ONLY_WHERE_KNOWN = frozenset({"estimated_j", "missing_s", "saved_energy_j", "ca
 
 
 def trainings_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Return one row per training and one of idle energy, and tables of the parts that rows have.
+    """Return one row per training and one for idle energy, followed by tables of their parts, if given.
 
     A saving has its 95 % interval below it.
     """
@@ -49,7 +49,7 @@ def trainings_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 def _table(
     title: str, key: str, rows: Sequence[Mapping[str, Any]], counted: Sequence[tuple[str, str]], cost: str
 ) -> RenderableType:
-    """Return one row per mapping, which its value `key` names, with these counts and the amounts that are known."""
+    """Return one row per mapping, named by its value `key`, with these counts and the known amounts."""
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column(title, no_wrap=True)
     shown = [column for column in _AMOUNTS if column[1] not in _ONLY_WHERE_KNOWN or any(r.get(column[1]) for r in rows)]

@@ -1,4 +1,4 @@
-"""Timelines, plans, forecasts and frontiers as compressed JSON: they are always read as a whole.
+"""Timelines, plans, forecasts and frontiers as compressed JSON, because they are always read as a whole.
 
 Decoding invalid data raises StoreError.
 """
@@ -22,7 +22,7 @@ _NS_PER_S = 1e9
 
 
 def encode_tags(tags: Sequence[tuple[str, str]]) -> str | None:
-    """Return tags as (uncompressed) JSON text, None without tags."""
+    """Return tags as uncompressed JSON text, None without tags."""
     return json.dumps(dict(tags), separators=(",", ":"), ensure_ascii=False) if tags else None
 
 
@@ -61,7 +61,7 @@ def encode_clocks(ranks: Sequence[RankClocks]) -> bytes:
 
 
 def _settings(rank: RankClocks) -> list[float | None]:
-    """Return power limit and workload power profile, as far as the rank has them."""
+    """Return the power limit and workload power profile, if the rank has them."""
     if rank.power_profile is not None:
         return [rank.power_limit_w, rank.power_profile]
     return [] if rank.power_limit_w is None else [rank.power_limit_w]
@@ -126,7 +126,7 @@ def _decompress(blob: bytes) -> Any:
     stream = zlib.decompressobj()
     text = stream.decompress(blob, MAX_DECOMPRESSED_BYTES)
     if not stream.eof:
-        raise ValueError("truncated or too large")
+        raise ValueError(f"compressed data is truncated or larger than {MAX_DECOMPRESSED_BYTES} bytes")
     return json.loads(text)
 
 

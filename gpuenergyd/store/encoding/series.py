@@ -39,7 +39,7 @@ SERIES_UNITS: Mapping[int, Mapping[str, float]] = {
         "missing_s": 0.001,
     },
 }
-"""The columns of each tier and the unit that values are rounded to."""
+"""The columns of each tier, and the unit to which values are rounded."""
 
 _VERSION = 1
 _WIDTH = 8
@@ -47,7 +47,7 @@ _LEVEL = 6
 
 
 def series_points(tier: int, started_at: datetime, packed: bytes) -> Iterator[tuple[datetime, dict[str, Value]]]:
-    """Yield (instant, values by name) of a packed minute, or raise StoreError if the series is corrupt."""
+    """Yield (instant, values by name) of a packed minute; raise StoreError if the series is corrupt."""
     columns = unpack_series(packed)
     names = [name for name in SERIES_UNITS[tier] if name in columns and name != "at_s"]
     for at_s, *values in zip(columns["at_s"], *(columns[name] for name in names), strict=True):

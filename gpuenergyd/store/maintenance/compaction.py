@@ -1,8 +1,8 @@
-"""Merges the iterations of long jobs into blocks, so that a month of training keeps reports fast and the history small.
+"""Merges iterations of long jobs into blocks, so that after months of training reports are fast and the history small.
 
 The first and last iterations of a job stay single, as do those with a stored timeline. Between them, consecutive
-iterations with the same plan and regularity become one row with sums and medians. Those beside a block at full speed,
-with which it is compared, are a row of their own: savings are computed from rows as from iterations.
+iterations with the same plan and regularity become one row with sums and medians. Iterations that are compared with a
+neighbouring full-speed block become a row of their own, so that savings can be computed from rows as from iterations.
 """
 
 import math
@@ -21,21 +21,21 @@ from gpuenergyd.store import schema
 
 BLOCK_ITERATIONS = 200
 BLOCK_LENGTH = timedelta(minutes=10)
-"""The maximum duration of a block: it keeps drift visible and assigns energy to the right hour."""
+"""Maximum duration of a block, which keeps drift visible and assigns energy to the right hour."""
 KEPT_WHILE_RECENT = 1000
-"""Single iterations kept at the start and the end of a job that is running or ended recently."""
+"""Number of single iterations kept at the start and end of a job that is running or ended recently."""
 KEPT_LATER = 64
-"""Single iterations kept at the start and the end of a job that ended before that."""
+"""Number of single iterations kept at the start and end of a job that ended earlier."""
 _RECENTLY = timedelta(days=1)
 _MIN_COMPACTED = 2 * BLOCK_ITERATIONS
 _MAX_PER_TRANSACTION = 100_000
-"""Bounds how long one transaction blocks the writer."""
+"""Limits how long one transaction blocks the writer."""
 
 
 def compact_iterations(connection: Connection, now: datetime, *, host: str | None = None) -> bool:
     """Merge single iterations into blocks in the open transaction; return whether there is more to do.
 
-    With `host`, only its jobs are compacted: many hosts share the history, and running jobs keep as few single
+    With `host`, only its jobs are compacted; since many hosts then share the history, running jobs keep as few single
     iterations as ended ones.
     """
     jobs, iterations = schema.jobs, schema.iterations
@@ -96,7 +96,7 @@ def _blocks(rows: Sequence[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _beside_full_speed(rows: Sequence[Any]) -> list[int]:
-    """Return 1 for rows that are compared with the block at full speed before them, -1 with the one after, else 0."""
+    """Return 1 for rows compared with the full-speed block before them, -1 for the one after, otherwise 0."""
     after = list(_distances(rows))
     before = list(_distances(rows[::-1]))[::-1]
     return [
@@ -106,7 +106,7 @@ def _beside_full_speed(rows: Sequence[Any]) -> list[int]:
 
 
 def _distances(rows: Sequence[Any]) -> Iterator[float]:
-    """Yield the distance of each row, in iterations, to the last one at full speed so far."""
+    """Yield the distance of each row, in iterations, to the last full-speed row before it."""
     last = None
     for row in rows:
         if row.plan_purpose == PlanPurpose.BASELINE:

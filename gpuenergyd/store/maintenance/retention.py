@@ -1,6 +1,6 @@
-"""Deletes expired rows, the finest detail first, so that the history stays bounded.
+"""Deletes expired rows, finest detail first, so that the size of the history is limited.
 
-Hourly rollups and jobs have no age; above the size limit the oldest jobs that have ended go with all their rows.
+Hourly rollups and jobs do not expire; above the size limit the oldest ended jobs are deleted with all their rows.
 """
 
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from gpuenergyd.store.maintenance.compaction import compact_iterations
 from gpuenergyd.store.maintenance.stored_summaries import store_summaries
 
 FORECASTS_KEPT = timedelta(days=60)
-"""Forecast skill is computed over the last 28 days."""
+"""At least the 28 days over which forecast skill is computed."""
 MINUTE_S = 60
 _MAX_PER_TRANSACTION = timedelta(hours=6)
-"""The time span that one transaction deletes; bounds how long it blocks the writer."""
+"""Time span that one transaction deletes; limits how long it blocks the writer."""
 
 _JOBS_AT_ONCE = 64
-"""Jobs that one transaction deletes above the size limit."""
+"""Number of jobs that one transaction deletes if the database exceeds its size limit."""
 _OF_JOBS = tuple(table for table in schema.metadata.sorted_tables if "job_id" in table.c and table is not schema.models)
-"""The tables with rows of a job. Models are not the job's: later runs go on with them, and they have an age."""
+"""Tables with rows per job. Models are not included: later runs continue with them, and they expire by age."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Retention:
 def delete_expired(connection: Connection, now: datetime, retention: Retention, *, host: str | None = None) -> bool:
     """Delete some expired rows in the open transaction; return whether there are more.
 
-    With `host`, only its jobs are cleaned up: each host that shares a history cleans up its own.
+    With `host`, only its jobs are cleaned up, because each host that shares a history cleans up its own.
     """
     of_host = () if host is None else (schema.jobs.c.host == host,)
     old_jobs = select(schema.jobs.c.job_id).where(schema.jobs.c.ended_at < now - retention.timelines, *of_host)
@@ -57,7 +57,7 @@ def delete_expired(connection: Connection, now: datetime, retention: Retention, 
     ]
     has_more = [_delete_from_tier(connection, table, which, now - kept) for table, which, kept in tiers]
     connection.execute(delete(schema.models).where(schema.models.c.learned_at < now - retention.minutes))
-    # Summaries first: they are computed from single iterations.
+    # Summaries first, because they are computed from single iterations.
     has_more.append(store_summaries(connection, now, host=host) or compact_iterations(connection, now, host=host))
     if retention.max_bytes and used_bytes(connection) > retention.max_bytes:
         has_more.append(_shrink(connection))
@@ -119,7 +119,7 @@ def _shrink(connection: Connection) -> bool:
 
 
 def _delete_oldest_jobs(connection: Connection) -> bool:
-    """Delete the jobs that ended first and everything that belongs to them; return whether there were any."""
+    """Delete the jobs that ended first with all their rows; return whether there were any."""
     jobs = schema.jobs
     oldest = select(jobs.c.job_id).where(jobs.c.ended_at.is_not(None)).order_by(jobs.c.ended_at).limit(_JOBS_AT_ONCE)
     job_ids = connection.execute(oldest).scalars().all()

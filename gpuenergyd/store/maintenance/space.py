@@ -1,6 +1,6 @@
 """Watches free disk space and the size of the write-ahead log.
 
-A reserve file is released when the disk is full: without free space, even deleting expired rows would fail.
+A reserve file is deleted when the disk is full, because without free space even deleting expired rows would fail.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from gpuenergyd.store.database import wal_bytes
 log = logging.getLogger(__name__)
 
 _MIN_FREE_RATIO = 4
-"""The reserve is allocated only if this many times its size is free: it must not fill the disk itself."""
+"""The reserve is allocated only if this many times its size is free, so that it does not fill the disk itself."""
 _FULL_BELOW_BYTES = 2**20
 
 
@@ -73,7 +73,7 @@ class DiskMonitor:
     max_wal_bytes: int
     check_period_s: float
     is_short: bool = False
-    """Whether the disk was full and the reserve could not be allocated again since."""
+    """Whether the disk was full and the reserve has not been allocated again."""
     _warnings: dict[str, str] = field(default_factory=dict)
     _guard: threading.Lock = field(default_factory=threading.Lock)
     _check_at_mono_s: float = 0.0
@@ -129,7 +129,7 @@ class DiskMonitor:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the free space that this user can write to, 0 if unknown."""
+    """Return the free space available to this user, 0 if unknown."""
     with contextlib.suppress(OSError):
         return shutil.disk_usage(folder).free
     return 0

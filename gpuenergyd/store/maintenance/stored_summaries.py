@@ -1,7 +1,7 @@
-"""Stores the summaries of ended jobs: a report over a month must not read a million iterations.
+"""Stores the summaries of ended jobs, so that a report over a month does not read a million iterations.
 
-A summary is stored by the writer's cleanup once its job has ended, before the iterations are merged into blocks. It is
-deleted if the job is resumed or gets another iteration.
+The writer's cleanup stores a summary once the job has ended, before its iterations are merged into blocks. The summary
+is deleted if the job is resumed or gets another iteration.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from gpuenergyd.store.reading.summary_inputs import summary_inputs
 from gpuenergyd.store.reading.time_range import ALL_TIME
 
 _SETTLING_TIME = timedelta(minutes=1)
-"""The last records of a job may arrive this long after its end."""
+"""Time after a job's end within which its last records may arrive."""
 _MAX_PER_TRANSACTION = 16
 
 

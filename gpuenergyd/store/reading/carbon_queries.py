@@ -30,7 +30,7 @@ class StoredIntensity:
 def intensities(
     reader: Reader, since: datetime | None, until: datetime | None, zone: str | None
 ) -> tuple[StoredIntensity, ...]:
-    """Return the intensities that were valid in a range of host time, oldest first."""
+    """Return the intensities valid in a range of host time, oldest first."""
     wanted = {"valid_to > ?": since, "valid_from < ?": until, "zone = ?": zone}
     return tuple(
         StoredIntensity(
@@ -43,7 +43,7 @@ def intensities(
 
 
 def forecasts(reader: Reader, zone: str, since: datetime) -> tuple[CarbonForecast, ...]:
-    """Return the forecasts of a zone that were issued since an instant of grid time, oldest first."""
+    """Return the forecasts of a zone issued since an instant of grid time, oldest first."""
     wanted = {"zone = ?": zone, "issued_at >= ?": since}
     return tuple(
         CarbonForecast(row.zone, row.issued_at, row.model, decode_hours(row.hours), row.unit)
@@ -58,7 +58,7 @@ def targets(reader: Reader, job_id: str) -> tuple[TargetRecord, ...]:
 
 
 def _target(stored: TargetRecord) -> TargetRecord:
-    """Return a target whose values were read as stored."""
+    """Convert the stored values of a target."""
     frontier: Any = stored.frontier
     return replace(
         stored,

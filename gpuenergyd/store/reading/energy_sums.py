@@ -14,7 +14,7 @@ _AMOUNTS = ("energy_j", "estimated_j", "measured_s", "estimated_s", "missing_s",
 
 @dataclass(frozen=True, slots=True)
 class EnergySum:
-    """The energy that GPUs used for one job (an empty `job_id` means idle); GPU, start and host only if summed by them.
+    """Energy that GPUs used for one job (empty `job_id`: idle); GPU, start and host are set only if summed by them.
 
     `energy_j` was measured during `measured_s`, `estimated_j` estimated during `estimated_s`; for `missing_s` there is
     no reading. An energy is None, never 0, if there is none of its kind.
@@ -31,9 +31,9 @@ class EnergySum:
     assumed_host_j: float | None = None
     """The GPUs' share of the energy assumed for the rest of their hosts; None if none was recorded."""
     bucket_s: int | None = None
-    """The length of the bucket that begins at `started_at`; only by time."""
+    """Length of the bucket that begins at `started_at`; only for sums by time."""
     host: str | None = None
-    """The host of the GPU; None if a version wrote it that did not record hosts."""
+    """Host of the GPU; None if recorded by a version that did not record hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class HostEnergyRow:
     measured_s: float
     missing_s: float
     host: str = ""
-    """Empty if a version wrote it that did not record hosts."""
+    """Empty if recorded by a version that did not record hosts."""
 
 
 def host_energy(reader: Reader, since: datetime | None, until: datetime | None) -> tuple[HostEnergyRow, ...]:
@@ -67,8 +67,8 @@ def energy_sums(
 ) -> Iterator[EnergySum]:
     """Yield sums over a time range: whole hours from hourly rollups, the rest from minutes.
 
-    By time, the hours for which `is_split` returns True are yielded as minutes if those are still stored. A key may
-    occur up to three times, once for each part of the range.
+    For sums by time, hours for which `is_split` returns True are yielded as minutes if those are still stored. A key
+    may occur up to three times, once for each part of the range.
     """
     keys = [
         "job_id",
@@ -95,7 +95,7 @@ def energy_sums(
                 yield part
         for at, whole in hours.items():
             minutes = sums(_MINUTE_S, at, at + timedelta(hours=1))
-            # If minutes of the hour were already deleted, the whole hour counts where it begins.
+            # If some minutes of the hour were already deleted, use the whole hour, dated at its start.
             yield from minutes if _known_s(minutes) >= _known_s(whole) - _ROUNDING_S else whole
 
 

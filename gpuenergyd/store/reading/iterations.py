@@ -47,7 +47,7 @@ def iteration_rows(reader: Reader, job_id: str) -> tuple[IterationRow, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Iterations:
-    """One iteration or a block of merged ones with the same plan and regularity, as sums and medians."""
+    """One iteration, or a block of merged ones with the same plan and regularity, as sums and medians."""
 
     first_index: int
     started_at: datetime
@@ -64,12 +64,12 @@ class Iterations:
 
     @property
     def measured_time_s(self) -> float:
-        """The time of the iterations whose energy was measured, in proportion to their number."""
+        """Time of the iterations whose energy was measured, assuming equal iteration times."""
         return self.sum_time_s * self.num_measured / self.num_iterations
 
 
 def all_iterations(reader: Reader, job_id: str) -> list[Iterations]:
-    """Return all iterations of a job in order: single ones where they are still stored, else blocks."""
+    """Return all iterations of a job in order: single ones if still stored, otherwise blocks."""
     of_job = {"job_id = ?": job_id}
     found = [single_of(row) for row in reader.values(ITERATION_COLUMNS, "iterations", of_job)]
     found += [block_of(row) for row in reader.values(BLOCK_COLUMNS, "iteration_blocks", of_job)]

@@ -38,7 +38,7 @@ _JOBS = "jobs LEFT JOIN job_summaries ON job_summaries.job_id = jobs.job_id"
 _JOB_COLUMNS = "jobs.*, job_summaries.version AS summary_version, job_summaries.summary AS stored_summary"
 
 _MAX_JOBS_PER_QUERY = 250
-"""Bounds the memory that a query takes."""
+"""Limits the memory of a query."""
 
 
 class History:
@@ -50,7 +50,7 @@ class History:
     def __init__(
         self, reading: Callable[[], AbstractContextManager[Reader]], close: Callable[[], None] = lambda: None
     ) -> None:
-        """Read through `reading`, which opens a connection for one short read; `close` closes what stays open."""
+        """Read through `reading`, which opens a connection for one short read; `close` closes what remains open."""
         self._reading = reading
         self._close = close
 
@@ -66,7 +66,7 @@ class History:
         self._close()
 
     def schema_state(self) -> SchemaState:
-        """Return the schema compared with this version's; queries need the current one."""
+        """Return the schema compared with this version's; queries require the current one."""
         with self._reading() as reader:
             return schema_state(reader)
 
@@ -80,7 +80,7 @@ class History:
     ) -> tuple[JobSummary, ...]:
         """Return the summaries of jobs that ran in a time range, oldest first; `job` is the ID or name of a job.
 
-        A summary covers the whole job, or only its part within the range; the baseline is always the whole job's.
+        A summary covers the whole job, or only its part within the range; the baseline is always that of the whole job.
         """
         wanted = {
             # If the clock was set back while a job ran, the job ends before it started.
@@ -94,7 +94,7 @@ class History:
             return read_summaries(reader, rows, time_range)
 
     def ranks(self, job_ids: Sequence[str]) -> tuple[RankRecord, ...]:
-        """Return the ranks of jobs by job, then stage."""
+        """Return the ranks of jobs, sorted by job and stage."""
         found: list[RankRecord] = []
         with self._reading() as reader:
             for k in range(0, len(job_ids), _MAX_JOBS_PER_QUERY):
@@ -135,7 +135,7 @@ class History:
             return tuple(_plan_record(row, baseline) for row in rows)
 
     def control_events(self, job_id: str | None = None) -> tuple[ControlEventRecord, ...]:
-        """Return entries of the audit log, oldest first; of all jobs if `job_id` is None."""
+        """Return entries of the audit log, oldest first; for all jobs if `job_id` is None."""
         with self._reading() as reader:
             return reader.records(ControlEventRecord, "control_events", {"job_id = ?": job_id}, order_by="event_id")
 
@@ -153,7 +153,7 @@ class History:
         until: datetime | None = None,
         job_id: str | None = None,
     ) -> tuple[RollupRecord, ...]:
-        """Return the energy and power of GPUs per time bucket by GPU, then time."""
+        """Return the energy and power of GPUs per time bucket, sorted by GPU and time."""
         with self._reading() as reader:
             return rollups(reader, bucket_s, TimeRange(since, until), job_id)
 
@@ -167,9 +167,9 @@ class History:
         by_host: bool = False,
         is_split: Callable[[datetime], bool] | None = None,
     ) -> tuple[EnergySum, ...]:
-        """Return the GPU energy of each job, on request by GPU, host or period; uses hourly rollups where possible.
+        """Return the GPU energy of each job, optionally by GPU, host or period; uses hourly rollups where possible.
 
-        By time, the hours for which `is_split` returns True are returned as minutes if those are still stored.
+        By time, hours for which `is_split` returns True are returned as minutes if those are still stored.
         """
         with self._reading() as reader:
             return tuple(
@@ -193,18 +193,18 @@ class History:
     def intensities(
         self, *, since: datetime | None = None, until: datetime | None = None, zone: str | None = None
     ) -> tuple[StoredIntensity, ...]:
-        """Return the carbon intensities that were valid in a range of host time, oldest first."""
+        """Return the carbon intensities valid in a range of host time, oldest first."""
         with self._reading() as reader:
             return carbon_queries.intensities(reader, since, until, zone)
 
     def job_spans(self) -> dict[str, tuple[datetime, datetime | None]]:
-        """Return start and end of every job; no end while it runs."""
+        """Return start and end of every job; the end is None while it runs."""
         with self._reading() as reader:
             rows = reader.values(("job_id", "started_at", "ended_at"), "jobs", {})
         return {job_id: (started_at, ended_at) for job_id, started_at, ended_at in rows}
 
     def target_host_power_w(self) -> dict[str, float]:
-        """Return the power per GPU that targets assumed for the hosts of jobs, of jobs with such targets."""
+        """Return, by job, the power per GPU that its targets assumed for the rest of the host, if any."""
         of_jobs = (
             "(SELECT job_id, max(host_power_w) AS host_power_w FROM targets WHERE host_power_w > 0 GROUP BY job_id) t"
         )
@@ -219,7 +219,7 @@ class History:
             return carbon_queries.forecasts(reader, zone, since)
 
     def estimates(self, ids: Sequence[str]) -> tuple[EstimateRecord, ...]:
-        """Return the newest estimates of what plans save, of jobs or of pipelines across hosts."""
+        """Return the newest estimates of what plans save, for jobs or for pipelines across hosts."""
         with self._reading() as reader:
             rows = reader.values(column_names(EstimateRecord), "estimates", reader.in_condition("job_id", ids))
             return tuple(EstimateRecord(*row) for row in rows)
@@ -230,7 +230,7 @@ class History:
             return carbon_queries.targets(reader, job_id)
 
     def past_jobs(self, key_prefix: str, *, limit: int | None = None) -> tuple[PastJobRecord, ...]:
-        """Return the newest encoded records of past jobs whose key begins like this, without deleted ones."""
+        """Return the newest encoded records of past jobs whose key has this prefix, without deleted ones."""
         with self._reading() as reader:
             rows = reader.select(
                 column_names(PastJobRecord),
@@ -243,10 +243,10 @@ class History:
 
 
 def open_history(path_or_url: str | Path, *, has_no_writer: bool = False) -> History:
-    """Open a history for reading; without a writer, no file is created in its folder.
+    """Open a history for reading; if it has no writer, no file is created in its folder.
 
     Raises:
-        StoreError: missing, corrupt, not a history, or written by another version.
+        StoreError: the file is missing, corrupt, not a history, or written by another version.
     """
     history = _history(path_or_url, has_no_writer=has_no_writer)
     try:

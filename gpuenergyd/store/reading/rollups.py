@@ -13,7 +13,7 @@ from gpuenergyd.store.records import RollupRecord, SampleRecord, merge_rollups
 
 
 def rollups(reader: Reader, bucket_s: int, time_range: TimeRange, job_id: str | None) -> tuple[RollupRecord, ...]:
-    """Return the rollups of one bucket length by GPU, then time; of all jobs and idle time if `job_id` is None."""
+    """Return the rollups of one bucket length, sorted by GPU and time; all jobs and idle time if `job_id` is None."""
     if bucket_s == 1:
         return _seconds(reader, time_range, job_id)
     where = {
@@ -22,7 +22,7 @@ def rollups(reader: Reader, bucket_s: int, time_range: TimeRange, job_id: str | 
         "started_at < ?": time_range.until,
         "job_id = ?": job_id,
     }
-    # Reading in the order of the table's key is free; the stable sort by GPU keeps it within each GPU.
+    # Reading in the order of the table's key is free; the stable sort by GPU keeps that order within each GPU.
     rows = reader.values(RollupRecord._fields, "gpu_rollups", where, order_by="started_at, gpu_uuid, job_id")
     return tuple(sorted(map(RollupRecord._make, rows), key=attrgetter("gpu_uuid")))
 
@@ -36,7 +36,7 @@ def samples(reader: Reader, gpu_uuid: str, time_range: TimeRange) -> tuple[Sampl
 def _packed_points(
     reader: Reader, time_range: TimeRange, where: Mapping[str, object]
 ) -> Iterator[tuple[Row, datetime, dict[str, Any]]]:
-    """Yield (packed minute, instant, values) by GPU, then time."""
+    """Yield (packed minute, instant, values), sorted by GPU and time."""
     first_minute = time_range.since - timedelta(minutes=1) if time_range.since is not None else None
     where = {**where, "started_at >= ?": first_minute, "started_at < ?": time_range.until}
     for row in reader.select("*", "gpu_series", where, order_by="gpu_uuid, started_at, job_id"):

@@ -1,6 +1,6 @@
-"""Stored summaries of ended jobs: read if current, computed otherwise.
+"""Stored summaries of ended jobs: read if current, otherwise computed.
 
-A stored summary is ignored if it has another version or field names, or if its job was resumed.
+A stored summary is ignored if it has another version or other field names, or if its job was resumed.
 """
 
 import json
@@ -13,7 +13,7 @@ from gpuenergyd.store.reading.summary_inputs import summary_inputs
 from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
 
 SUMMARY_VERSION = 2
-"""To be raised when a field changes its meaning; changed names are detected without it."""
+"""Increase when a field changes its meaning; changed names are detected automatically."""
 _STORED_NAMES = [field.name for field in fields(JobSummary) if field.name not in JOB_VALUES]
 _TUPLES = ("gpu_uuids", "saving_interval", "slowdown_interval")
 
@@ -36,7 +36,7 @@ def read_summaries(reader: Reader, jobs: Sequence[Row], time_range: TimeRange = 
 
 
 def encode_summary(summary: JobSummary) -> str:
-    """Return the part of a summary that is stored beside the job's row, as JSON."""
+    """Return, as JSON, the part of a summary that is not in the job's row."""
     return json.dumps({name: getattr(summary, name) for name in _STORED_NAMES}, separators=(",", ":"))
 
 

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 class JobSummary:
     """The summary of one job; None means not measured or not available yet.
 
-    `energy_j` is the sum over the `num_measured_iterations` regular iterations whose energy is known,
-    `iterations_energy_j` that over all iterations. Baseline and tuned values, saving and slowdown with their 95 %
-    confidence intervals are the estimate that the daemon showed last, over iterations since the job last
-    changed. They are computed from the stored iterations if only a part of the job is covered or a version without
-    stored estimates recorded it. Predictions are those of the last tuned plan.
+    `energy_j` is the sum over the `num_measured_iterations` regular iterations of known energy, `iterations_energy_j`
+    the sum over all iterations. Baseline and tuned values, saving and slowdown with their 95 % confidence intervals are
+    the daemon's last estimate, over iterations since the job last changed. They are computed from the stored iterations
+    if only part of the job is covered, or if the job was recorded by a version without stored estimates. Predictions
+    are those of the last tuned plan.
     """
 
     job_id: str
@@ -62,50 +62,50 @@ class JobSummary:
     saving_interval: tuple[float, float] | None = None
     slowdown_interval: tuple[float, float] | None = None
     predicted_saving_ratio: float | None = None
-    """Predicted saving of a job whose clocks are only observed; None once a plan was applied. 0: nothing beyond its
-    own error."""
+    """Predicted saving of a job whose clocks are only observed; None once a plan was applied. 0 if the prediction does
+    not exceed its own error."""
     predicted_saving_low_ratio: float | None = None
     predicted_saving_high_ratio: float | None = None
-    """Ends of its interval; None if the policy gives none, or a version up to 0.3 recorded it."""
+    """Bounds of its interval; None if the policy provides none, or if recorded by a version up to 0.3."""
     predicted_saving_basis: str | None = None
     num_measured_profile_iterations: int = 0
     num_trial_iterations: int = 0
     trial_energy_j: float | None = None
     """None unless the energy of each is known."""
     since_iteration: int = 0
-    """The first iteration of the estimate: earlier ones ran before the job changed."""
+    """First iteration of the estimate; earlier ones ran before the job changed."""
     num_compared_baseline_iterations: int | None = None
     num_compared_tuned_iterations: int | None = None
     cost_s: float | None = None
-    """Time that the daemon has cost the job's training; None if a version recorded the job that did not count it."""
+    """Time that the daemon has cost the job's training; None if recorded by a version that did not measure it."""
     cost_ratio: float | None = None
     num_experiments: int | None = None
     tags: tuple[tuple[str, str], ...] = ()
-    """User, source revision and other tags that the job's processes reported, by name."""
+    """User, source revision and other tags reported by the job's processes, by name."""
     host: str | None = None
-    """The host whose daemon recorded the job; None if a version did that did not record hosts."""
+    """Host whose daemon recorded the job; None if recorded by a version that did not record hosts."""
     outcome: str | None = None
     """A `core.job.outcome.OutcomeKind`, or "unknown"; None while the job runs, or if its daemon recorded none."""
     outcome_reason: str | None = None
     iterations_energy_j: float | None = None
-    """The energy of all iterations whose energy is known: regular, disturbed, for profiling."""
+    """Energy of all iterations of known energy: regular, disturbed, and of trials."""
     num_estimated_iterations: int = 0
     """Iterations of estimated energy, which were shorter than the time between readings of the counter."""
     energy_scope: str | None = None
     """What the energy counters cover, a `gpu.device.EnergyScope`; None if an earlier version recorded the job."""
     run_key: str = ""
-    """What the processes of one run have in common, see `store.reading.trainings`."""
+    """Key shared by the processes of one run, see `store.reading.trainings`."""
     dp_rank: int = 0
-    """The replica of the pipeline; of a plain loop, the process."""
+    """Index of the pipeline's replica; for a plain loop, index of the process."""
 
     @property
     def replica_name(self) -> str:
-        """Name of the job for people, with its rank where the training has several jobs."""
+        """Name of the job for people, with its rank if the training has several jobs."""
         return replica_name(self.job_name, num_ranks=self.num_ranks, dp_rank=self.dp_rank, tags=self.tags)
 
     @property
     def is_saving_significant(self) -> bool | None:
-        """Whether the measured saving, of either sign, is beyond chance; None without a measured saving."""
+        """Whether the measured saving is significant, positive or negative; None without a measured saving."""
         if self.saving_interval is None:
             return None
         return self.saving_interval[0] > 0.0 or self.saving_interval[1] < 0.0
@@ -143,7 +143,7 @@ def median_baseline(reader: Reader, job_id: str) -> MedianIteration:
 def job_summary(job: Row, inputs: SummaryInputs, time_range: TimeRange = ALL_TIME) -> JobSummary:
     """Return the summary of a row of the jobs table.
 
-    If it covers only a part of the job, the baseline is still that of the whole job.
+    If it covers only part of the job, the baseline is still that of the whole job.
     """
     whole_job = inputs.iterations
     in_range = [each for each in whole_job if time_range.contains(each.started_at)]
@@ -201,7 +201,7 @@ def job_summary(job: Row, inputs: SummaryInputs, time_range: TimeRange = ALL_TIM
 
 
 def _stored_estimate(row: Row) -> dict[str, Any]:
-    """Return the fields of a summary from the daemon's estimate."""
+    """Return the fields of a summary that come from the daemon's estimate."""
     names = (
         *("since_iteration", "num_compared_baseline_iterations", "num_compared_tuned_iterations"),
         *("baseline_time_s", "baseline_energy_j", "iteration_time_s", "energy_per_iteration_j"),
@@ -216,7 +216,7 @@ def _stored_estimate(row: Row) -> dict[str, Any]:
 
 
 def _computed_estimate(at_full_speed: Sequence[Iterations], under_plan: Sequence[Iterations]) -> dict[str, Any]:
-    """Return the fields of a summary from stored iterations."""
+    """Return the same fields, computed from stored iterations."""
     from gpuenergyd.core.job.measurements.savings import saving_between  # noqa: PLC0415  reports of ended jobs need no statistics
 
     baseline, tuned = _medians(at_full_speed), _medians(under_plan)
@@ -251,7 +251,7 @@ def _medians(iterations: Sequence[Iterations]) -> MedianIteration:
 
 
 def _points(iterations: Sequence[Iterations]) -> "list[Point]":
-    """Return the points for the savings statistics; a block is one."""
+    """Return the points for the savings statistics; a block is one point."""
     from gpuenergyd.core.job.measurements.savings import Point  # noqa: PLC0415  reports of ended jobs need no statistics
 
     return [Point(i.first_index, i.median_time_s, i.median_energy_j, i.num_iterations) for i in iterations]

@@ -1,7 +1,7 @@
-"""The rows that job summaries are computed from, read for many jobs with one query per table.
+"""The rows from which job summaries are computed, read for many jobs with one query per table.
 
-For many jobs on PostgreSQL, the server merges iterations into blocks as compaction does for long jobs: one day of a
-fleet has millions of iterations.
+For many jobs on PostgreSQL, the server merges iterations into blocks, as compaction does for long jobs, because one day
+of a fleet has millions of iterations.
 """
 
 from collections import defaultdict
@@ -15,7 +15,7 @@ from gpuenergyd.store.reading.iterations import BLOCK_COLUMNS, ITERATION_COLUMNS
 from gpuenergyd.store.reading.time_range import TimeRange
 
 _MAX_JOBS_PER_QUERY = 250
-"""Bounds the memory that a query takes."""
+"""Limits the memory of a query."""
 _MIN_JOBS_TO_AGGREGATE = 16
 _NUM_SINGLE, _BLOCK_ITERATIONS = 64, 200
 _WITH_FULL_SPEED = f"""(
@@ -26,7 +26,7 @@ _WITH_FULL_SPEED = f"""(
             (PARTITION BY job_id ORDER BY iteration_index DESC) AS next_at_full_speed
     FROM iterations
 ) AS beside"""  # noqa: S608  constants of this program
-"""Iterations with the indexes of the last and the next one at full speed."""
+"""Iterations with the indices of the last and the next one at full speed."""
 _AFTER_IT = f"iteration_index - last_at_full_speed <= {REACH}"
 _BEFORE_IT = f"next_at_full_speed - iteration_index <= {REACH}"
 _IS_NEARER_TO_LAST = "iteration_index - last_at_full_speed < coalesce(next_at_full_speed, 4e18) - iteration_index"
@@ -35,7 +35,7 @@ _BLOCK_OF_ITERATION = (
     f" CASE WHEN iteration_index < {_NUM_SINGLE} THEN iteration_index"
     f" WHEN {_AFTER_IT} OR {_BEFORE_IT} THEN NULL ELSE iteration_index / {_BLOCK_ITERATIONS} END"
 )
-"""SQL expressions by which iterations are merged: those beside a block at full speed are rows of their own."""
+"""SQL expressions by which iterations are merged; those next to a full-speed block form rows of their own."""
 _PLAN_COLUMNS = (
     *("job_id", "purpose", "issued_at", "reason"),
     *("predicted_iteration_time_s", "predicted_energy_j", "lower_bound_j"),
@@ -45,7 +45,7 @@ _PLAN_COLUMNS = (
 
 @dataclass(slots=True)
 class SummaryInputs:
-    """The rows of one job that its summary is computed from."""
+    """The rows of one job from which its summary is computed."""
 
     iterations: list[Iterations] = field(default_factory=list)
     tuned_plan: Row = None
@@ -54,7 +54,7 @@ class SummaryInputs:
     """The first plan that predicts savings for a job whose clocks are only observed, None without any."""
     gpu_uuids: list[str] = field(default_factory=list)
     estimate: Row = None
-    """The daemon's estimate of the saving, None for a job of version 0.1 or before its baseline."""
+    """The daemon's estimate of the saving; None for a job of version 0.1, or before its baseline is measured."""
 
 
 def summary_inputs(
@@ -62,7 +62,7 @@ def summary_inputs(
 ) -> Iterator[tuple[str, SummaryInputs]]:
     """Yield the inputs of each job, in the order of the IDs.
 
-    With `may_aggregate`, the database server may merge iterations into blocks that lie on one side of the range's ends.
+    With `may_aggregate`, the database server may merge iterations into blocks that do not cross the range's ends.
     """
     aggregates = may_aggregate and reader.supports_median and len(job_ids) >= _MIN_JOBS_TO_AGGREGATE
     for k in range(0, len(job_ids), _MAX_JOBS_PER_QUERY):
@@ -101,9 +101,10 @@ def _read_plans(
 def _read_aggregated_iterations(
     reader: Reader, of_jobs: Mapping[str, object], inputs: Mapping[str, SummaryInputs], time_range: TimeRange
 ) -> None:
-    """Read iterations as blocks that PostgreSQL computes.
+    """Read iterations as blocks computed by PostgreSQL.
 
-    Those at full speed, which are few, and the first ones stay single: the scatter of iterations comes from them.
+    Full-speed iterations, which are few, and the first iterations stay single, because the scatter is estimated from
+    them.
     """
     median = "percentile_cont(0.5) WITHIN GROUP (ORDER BY {0})"
     columns = (

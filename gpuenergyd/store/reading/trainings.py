@@ -1,13 +1,13 @@
 """Trainings: which jobs of a history are parts of one run of a program.
 
-Each replica of a pipeline is a job of its own, of a pipeline across hosts each rank, and of a plain loop each process.
-All parts of a training have the same user, job name and run key, but the key does not always differ between trainings:
+Each replica of a pipeline is a job of its own; in a pipeline across hosts each rank is one, in a plain loop each
+process. All parts of a training have the same user, job name and run key, but a key is not unique to one training:
 
-- Without a run id of its own, `torchrun` gives every run the same key, and so do programs that set MASTER_ADDR and
+- Without an explicit run id, `torchrun` gives every run the same key, and so do programs that set MASTER_ADDR and
   MASTER_PORT. Jobs with one key are several trainings if the later ones begin after the end of the earlier ones, in
   other processes.
-- `torchrun` counts restarts of its workers in the key, on each host for itself: a restart continues the training.
-- The key of a run on one host (a pid, or a loopback address) may occur on other hosts too.
+- `torchrun` counts restarts of its workers in the key, separately on each host; a restart continues the training.
+- The key of a run on one host (a pid, or a loopback address) may also occur on other hosts.
 """
 
 import re
@@ -21,31 +21,31 @@ from gpuenergyd.store.reading.summaries import JobSummary
 from gpuenergyd.store.records import RankRecord
 
 _MEMBER = re.compile(r"pp(\d+)(?:\.(\d+))?,")
-"""What the run key of a member of a pipeline across hosts begins with: its stage and its number in the stage."""
+"""Prefix of the run key of a member of a pipeline across hosts: its stage and its index in the stage."""
 _NUM_RESTARTS = re.compile(r"(?:^|,)torchelastic_restart_count=(\d+)")
 _ON_ONE_HOST = re.compile(r"(?:^|,)(?:(?:pid|parent)=\d|master_addr=(?:localhost|127\.|::1))")
 _COMPARED_CHARS = 180
-"""Long keys are cut, those of members earlier because of what they begin with."""
+"""Long keys are truncated; members' keys earlier, because of their prefix."""
 _FOREVER = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class RunKey:
-    """What the run key of a job says."""
+    """Information in the run key of a job."""
 
     name: str
-    """The same for all parts of a training."""
+    """Equal for all parts of a training."""
     stage: int | None
     """The stage of a member of a pipeline across hosts; None for other jobs."""
     stage_rank: int | None
-    """The member's number in its stage."""
+    """Index of the member in its stage."""
     num_restarts: int
     is_on_one_host: bool
-    """Whether the processes of the run are certainly on one host."""
+    """Whether the processes of the run are known to be on one host."""
 
 
 def parse_run_key(text: str) -> RunKey:
-    """Return what a run key says; one that the user has chosen is a name and nothing else."""
+    """Return the information in a run key; a key chosen by the user is only a name."""
     member = _MEMBER.match(text)
     name = text[member.end() :] if member else text
     restarts = _NUM_RESTARTS.search(name)
@@ -67,22 +67,22 @@ class TrainingPart:
 
     @cached_property
     def key(self) -> RunKey:
-        """What its run key says."""
+        """Information in its run key."""
         return parse_run_key(self.job.run_key)
 
     @property
     def place(self) -> tuple[int, int | None, int | None]:
-        """What no other part has at the same time: the replica and, of a pipeline across hosts, the member."""
+        """Position that no other part has at the same time: the replica and, in a pipeline across hosts, the member."""
         return self.job.dp_rank, self.key.stage, self.key.stage_rank
 
     @property
     def processes(self) -> frozenset[tuple[str | None, int]]:
-        """The host and the pid of each rank."""
+        """Host and pid of each rank."""
         return frozenset((self.job.host, rank.pid) for rank in self.ranks)
 
     @property
     def world_size(self) -> int | None:
-        """Number of ranks of the whole training, as its processes reported it; None if they did not."""
+        """Number of ranks of the whole training, as reported by its processes; None if not reported."""
         text = dict(self.job.tags).get("world_size", "")
         return int(text) if text.isdecimal() and 0 < len(text) < 10 else None
 
@@ -95,7 +95,7 @@ class TrainingPart:
 
 @dataclass(frozen=True)
 class Training:
-    """All jobs of one training that a history has, in order of their start; there is at least one."""
+    """All jobs of one training in the history, in order of their start; there is at least one."""
 
     parts: tuple[TrainingPart, ...]
 
@@ -117,7 +117,7 @@ class Training:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks that the history knows; one that has joined several times counts once."""
+        """Number of ranks in the history; a rank that joined several times is counted once."""
         most: dict[tuple[int, int | None, int | None], int] = defaultdict(int)
         for part in self.parts:
             most[part.place] = max(most[part.place], len(part.ranks))
@@ -125,7 +125,7 @@ class Training:
 
     @property
     def world_size(self) -> int | None:
-        """Number of ranks of the whole training, here and elsewhere; None if its processes did not report it."""
+        """Number of ranks of the whole training, here and on other hosts; None if not reported by its processes."""
         return max((part.world_size for part in self.parts if part.world_size is not None), default=None)
 
     @property
@@ -135,7 +135,7 @@ class Training:
 
 
 def find_trainings(jobs: Iterable[JobSummary], ranks: Iterable[RankRecord]) -> tuple[Training, ...]:
-    """Return the trainings that jobs are parts of, in order of their start; each job is a part of exactly one."""
+    """Return the trainings that the jobs belong to, in order of their start; each job belongs to exactly one."""
     ranks_of: Mapping[str, list[RankRecord]] = defaultdict(list)
     for rank in ranks:
         ranks_of[rank.job_id].append(rank)
@@ -149,7 +149,7 @@ def find_trainings(jobs: Iterable[JobSummary], ranks: Iterable[RankRecord]) -> t
 
 
 def _trainings_with_one_key(parts: Sequence[TrainingPart]) -> Iterator[Training]:
-    """Yield the trainings of jobs with one key, which are given in order of their start."""
+    """Yield the trainings of jobs with one key; `parts` are in order of their start."""
     of_one: list[TrainingPart] = []
     num_restarts: dict[str | None, int] = {}
     for some in _connected(parts):
@@ -163,7 +163,7 @@ def _trainings_with_one_key(parts: Sequence[TrainingPart]) -> Iterator[Training]
 
 
 def _connected(parts: Sequence[TrainingPart]) -> Iterator[list[TrainingPart]]:
-    """Yield jobs that overlap in time, or that the same processes have begun one after the other."""
+    """Yield groups of jobs that overlap in time, or that the same processes started one after the other."""
     some: list[TrainingPart] = []
     processes: set[tuple[str | None, int]] = set()
     end = _FOREVER
@@ -178,7 +178,7 @@ def _connected(parts: Sequence[TrainingPart]) -> Iterator[list[TrainingPart]]:
 
 
 def _ends(parts: Sequence[TrainingPart]) -> list[datetime]:
-    """Return the end of each job; one whose end was never recorded has ended when the next one begins in its place."""
+    """Return the end of each job; one without a recorded end has ended when the next one begins in its place."""
     ends: list[datetime] = []
     next_start: dict[tuple[int, int | None, int | None], datetime] = {}
     for part in reversed(parts):

@@ -56,11 +56,11 @@ class WriterConnection:
 
     @property
     def cleanup_host(self) -> str | None:
-        """The host whose jobs this writer cleans up; None, all jobs, for a file: the host may have been renamed."""
+        """The host whose jobs this writer cleans up; None (all jobs) for a file, whose host may have been renamed."""
         return None if is_sqlite(self.path_or_url) else self.host
 
     def problems(self) -> tuple[str | None, str | None]:
-        """Return the current problem and the corruption that was found since the start, None without."""
+        """Return the current problem, and the corruption found since the start; each None if there is none."""
         with self._guard:
             return self._problem, self._corruption
 
@@ -86,7 +86,7 @@ class WriterConnection:
             return False
         if not self._has_opened:
             self.report(None)
-        # A reopened database may still be read-only, which only a write shows: that clears the problem.
+        # A reopened database may still be read-only; the problem is cleared only by a successful write.
         self.engine, self._has_opened = engine, True
         return True
 
@@ -108,7 +108,7 @@ class WriterConnection:
                 log.warning("history: %s", problem)
 
     def replace_corrupt_file(self, path: Path) -> None:
-        """Move a corrupt file aside, so that a new database is created."""
+        """Move a corrupt file away, so that a new database is created."""
         try:
             moved = move_aside(path)
         except OSError as error:
@@ -122,7 +122,7 @@ class WriterConnection:
             )
 
     def _check_before_opening(self, path: Path | None) -> None:
-        """Refuse a foreign, newer or unsupported file before anything touches it."""
+        """Refuse a foreign, newer or unsupported file before accessing it otherwise."""
         if path is not None and path.is_file() and path.stat().st_size > 0:
             with reading_engine(path).connect() as connection:
                 self._refuse_unless_writable(schema_state(reader_of(connection)))

@@ -17,15 +17,15 @@ from gpuenergyd.store.records import (
 
 _MAX_BATCH = 20_000
 _IMPORTANT_WITHIN_S = 0.1
-"""Jobs, plans and control events are written this soon; readings and iterations wait for a batch."""
+"""Jobs, plans and control events are written within this time; readings and iterations wait for a batch."""
 _STUCK_AFTER_S = 60.0
 _MAY_WAIT = (RollupRecord, SampleRecord, IterationRecord, EstimateRecord, HostRollupRecord)
 
 
 class RecordQueue:
-    """Hands records to the writer thread in batches; counts the records that are written and dropped.
+    """Passes records to the writer thread in batches; counts written and dropped rows.
 
-    When half full it drops rollups, samples and timelines, when full everything. Thread-safe.
+    When half full, it drops rollups, samples and timelines; when full, all records. Thread-safe.
     """
 
     def __init__(self, *, max_waiting: int, batch_s: float) -> None:
@@ -67,7 +67,7 @@ class RecordQueue:
                 self._changed.notify_all()
 
     def flush(self, timeout_s: float, *, is_writing: Callable[[], bool]) -> bool:
-        """Have all records written now; return whether they were within the time limit."""
+        """Have all records written now; return whether they were written within the time limit."""
         until_mono_s = time.monotonic() + timeout_s
         with self._changed:
             self._is_flushing = True
@@ -110,7 +110,7 @@ class RecordQueue:
             )
 
     def next_batch(self) -> list[Record]:
-        """Wait until a batch is due and return it."""
+        """Wait until it is time for a batch, and return it."""
         with self._changed:
             while not (self._is_closing or self._is_flushing or len(self._waiting) >= _MAX_BATCH):
                 left_s = self._due_mono_s - time.monotonic()
@@ -132,18 +132,18 @@ class RecordQueue:
             self._changed.notify_all()
 
     def requeue(self, batch: Sequence[Record]) -> None:
-        """Put a batch that could not be written at the front again."""
+        """Return a batch that could not be written to the front of the queue."""
         with self._changed:
             self._waiting.extendleft(reversed(batch))
             self._num_in_batch = 0
 
     def refuse(self) -> None:
-        """Accept no more records: the database must not or cannot be written."""
+        """Accept no more records, because the database must not or cannot be written."""
         with self._changed:
             self._is_refused = True
 
     def pause(self, timeout_s: float) -> bool:
-        """Wait before the next attempt; return whether to give up, which drops all waiting records."""
+        """Wait before the next attempt; return whether to give up, in which case all waiting records are dropped."""
         with self._changed:
             gives_up = self._is_closing
             if not gives_up:
@@ -154,7 +154,7 @@ class RecordQueue:
             return False
 
     def fail(self) -> None:
-        """Drop all records and accept no more: the writer thread ends with an error."""
+        """Drop all records and accept no more, because the writer thread ends with an error."""
         with self._changed:
             self._is_refused = True
             self._num_dropped += self._num_in_batch
@@ -167,7 +167,7 @@ class RecordQueue:
             return self._is_flushing or self._is_closing
 
     def is_busy(self) -> bool:
-        """Return whether records are waiting or the queue closes."""
+        """Return whether records are waiting or the queue is closing."""
         with self._changed:
             return bool(self._waiting) or self._is_closing
 

@@ -80,7 +80,7 @@ def insert_records(connection: Connection, records: Iterable[Record], *, host: s
     changed_jobs |= {row["ended_job_id"] for row in ends}
     delete_summaries(connection, changed_jobs)
     num_rows = len(ends)
-    # All hosts write tables and rows in the same order: otherwise two transactions could deadlock.
+    # All hosts write tables and rows in the same order; otherwise two transactions could deadlock.
     for name, rows in sorted(by_table.items()):
         num_rows += _upsert(connection, schema.metadata.tables[name], rows)
     if ends:
@@ -91,7 +91,7 @@ def insert_records(connection: Connection, records: Iterable[Record], *, host: s
 
 
 def _estimates_of(signal: CarbonSignal) -> RowValues:
-    """Return the columns that all estimates of a signal have in common."""
+    """Return the column values common to all estimates of a signal."""
     return {
         "zone": signal.zone,
         "source": signal.source,
@@ -108,7 +108,7 @@ def replace_series(connection: Connection, rows: list[RowValues]) -> None:
 
 
 def record_gpu_hosts(connection: Connection, gpu_uuids: Iterable[str], *, host: str) -> None:
-    """Record that GPUs are in a host, also if they were in another one before."""
+    """Record that GPUs are in a host, even if they were in another one before."""
     now = datetime.now(tz=UTC)
     rows = [{"gpu_uuid": gpu_uuid, "host": host, "seen_at": now} for gpu_uuid in gpu_uuids]
     if rows:
@@ -116,7 +116,7 @@ def record_gpu_hosts(connection: Connection, gpu_uuids: Iterable[str], *, host: 
 
 
 def close_abandoned_jobs(connection: Connection, *, host: str | None) -> None:
-    """End the jobs that an earlier daemon of a host left open, at the time of their last record; None: of any host."""
+    """End the jobs that an earlier daemon of a host (None: any host) left open, at the time of their last record."""
     jobs, iterations = schema.jobs, schema.iterations
     last_start = (
         select(func.max(iterations.c.started_at))
@@ -137,7 +137,7 @@ def close_abandoned_jobs(connection: Connection, *, host: str | None) -> None:
 
 
 def _merged_rollups(records: Iterable[Record]) -> Iterator[Record]:
-    """Yield records with one rollup per bucket: every update of a row costs PostgreSQL a new copy of it."""
+    """Yield records with one rollup per bucket, because PostgreSQL copies a row on every update."""
     gpu_buckets: dict[tuple[Any, ...], list[RollupRecord]] = defaultdict(list)
     host_buckets: dict[tuple[Any, ...], list[HostRollupRecord]] = defaultdict(list)
     for record in records:
@@ -191,7 +191,7 @@ def _row(record: Record, host: str) -> tuple[str, RowValues]:  # noqa: C901, PLR
 
 
 def _fitting(reason: str) -> str:
-    """Return a text that fits its column, shortened at a word."""
+    """Return a text that fits its column, shortened at a word boundary."""
     return reason if len(reason) <= MAX_REASON_CHARS else shorten(reason, MAX_REASON_CHARS, placeholder=" ...")
 
 
@@ -252,7 +252,7 @@ def _upsert(connection: Connection, table: Table, rows: list[RowValues]) -> int:
 
 
 def _sum_of_rollups(table: Table, new: Mapping[str, Any]) -> RowValues:
-    """Return the sum of a stored rollup and a new one: the daemon restarted, or the job left and returned."""
+    """Return the sum of a stored rollup and a new one, after the daemon restarted or the job left and returned."""
     old = table.c
 
     def known_sum(name: str) -> Any:

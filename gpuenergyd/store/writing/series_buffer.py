@@ -1,7 +1,7 @@
 """Collects samples and one-second rollups by minute until they are packed and written.
 
-A minute is written every few seconds while it fills and once more when it is complete, always as a whole: a crash loses
-only the last seconds. Adding a record twice changes nothing, and a minute that an earlier daemon started is continued.
+A minute is written every few seconds while it fills and once more when it is complete, always as a whole, so a crash
+loses only the last seconds. Adding a record twice has no effect, and a minute begun by an earlier daemon is continued.
 """
 
 import math
@@ -43,15 +43,15 @@ class _Minute:
     points: dict[float, Point] = field(default_factory=dict)
     is_changed: bool = True
     has_stored_points: bool = False
-    """Whether the points that the database already has for this minute were added."""
+    """Whether the points already in the database for this minute were added."""
 
 
 @dataclass(slots=True)
 class SeriesBuffer:
-    """The minutes that are not complete or not written yet; used by the writer thread only."""
+    """Minutes that are incomplete or not written yet; used only by the writer thread."""
 
     write_every_s: float = 10.0
-    """How often incomplete minutes are written."""
+    """Interval at which incomplete minutes are written."""
     _minutes: dict[SeriesKey, _Minute] = field(default_factory=dict)
     _written_mono_s: float = float("-inf")
     _newest: dict[tuple[int, str], datetime] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class SeriesBuffer:
         )
 
     def rows(self, connection: Connection, keys: tuple[SeriesKey, ...]) -> Iterator[dict[str, Any]]:
-        """Yield the rows of some minutes, including the points that the database already has."""
+        """Yield the rows of some minutes, including points already in the database."""
         for key in keys:
             minute = self._minutes[key]
             if not minute.has_stored_points:
@@ -87,12 +87,12 @@ class SeriesBuffer:
             yield {**key._asdict(), "num_points": len(minute.points), "points": _packed(key.tier, minute.points)}
 
     def mark_written(self, keys: tuple[SeriesKey, ...], mono_s: float) -> None:
-        """Mark minutes as committed to the database and drop those that are complete."""
+        """Mark minutes as committed to the database, and drop complete ones."""
         if any(not self._is_complete(key) for key in keys):
             self._written_mono_s = mono_s
         for key in keys:
             self._minutes[key].is_changed = False
-        # Includes minutes whose last points were written before they were complete.
+        # This includes minutes whose last points were written before they were complete.
         for key in [key for key, minute in self._minutes.items() if not minute.is_changed and self._is_complete(key)]:
             del self._minutes[key]
 

@@ -1,7 +1,8 @@
-"""The writer thread: it writes batches of records, retries after errors and deletes expired rows.
+"""The writer thread, which writes batches of records, retries after errors and deletes expired rows.
 
-Its problems are counted and shown in the status and never affect GPU control. Records wait in a bounded queue, and each
-batch is one transaction. When the disk is full, a reserve is released for jobs, plans and control events.
+Its problems are counted and shown in the status, and never affect GPU control. Records wait in a bounded queue, and
+each batch is one transaction. When the disk is full, a reserve file is deleted to make room for jobs, plans and control
+events.
 """
 
 import logging
@@ -36,37 +37,37 @@ log = logging.getLogger(__name__)
 _FIRST_CLEANUP_S = 60.0
 _FILE_CLEANUP_S = 3600.0
 _SERVER_CLEANUP_S = 600.0
-"""Reports of a fleet are fast if each host soon merges its iterations."""
+"""Short, because reports of a fleet are fast if each host soon merges its iterations."""
 _FILE_BATCH_S = 1.0
 _FILE_SERIES_S = 10.0
-"""How often incomplete minutes are written to a file."""
+"""Interval at which incomplete minutes are written to a file."""
 _SERVER_SERIES_S = 300.0
-"""A server gets complete minutes: PostgreSQL copies a row for each update, and a fleet shares the server."""
+"""A server gets only complete minutes, because PostgreSQL copies a row on each update and a fleet shares the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriterOptions:
-    """Options of the writer; None means a default that depends on whether the history is a file or on a server."""
+    """Options of the writer; the default for None may depend on whether the history is a file or on a server."""
 
     host: str | None = None
-    """The name of this host among those that share the history; default: the host name of the system."""
+    """Name of this host among those that share the history; default: the system's host name."""
     batch_s: float | None = None
     """How long readings wait for a batch; default: 1 s for a file, `server_batch_s` for a server."""
     server_batch_s: float = 10.0
     retry_s: float = 2.0
     busy_timeout_s: float = 1.0
     max_waiting: int = 50_000
-    """The capacity of the queue, in records."""
+    """Capacity of the queue, in records."""
     cleanup_period_s: float | None = None
     reserve_bytes: int = 0
     max_wal_bytes: int = 256 * 2**20
-    """The size of the write-ahead log that is reported as a problem."""
+    """Size of the write-ahead log above which a problem is reported."""
     retention: Retention = field(default_factory=Retention)
 
 
 @dataclass(frozen=True, slots=True)
 class WriterStatus:
-    """The status of the writer; `reason` describes its problems, None without."""
+    """Status of the writer; `reason` describes its problems, None without any."""
 
     path: str
     num_rows_written: int
@@ -109,11 +110,11 @@ class HistoryWriter:
         return self._queue.flush(timeout_s, is_writing=self._thread.is_alive)
 
     def is_alive(self) -> bool:
-        """Return whether the thread runs and makes progress, or has nothing left to do."""
+        """Return False if the thread has died or is stuck; True if it has nothing left to do."""
         return self._queue.is_finished() or (self._thread.is_alive() and not self._queue.is_stuck())
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Try to write the waiting records once more and stop the thread."""
+        """Try once more to write the waiting records, then stop the thread."""
         self._queue.close()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
@@ -173,7 +174,7 @@ class HistoryWriter:
                 self._disk.check()
 
     def _open_with_retries(self) -> bool:
-        """Open the database; return False if the writer is closed or refused before that succeeds."""
+        """Open the database; return False if the writer is closed or refused before it opens."""
         while not self._database.open():
             if self._database.is_refused:
                 self._queue.refuse()
@@ -198,7 +199,7 @@ class HistoryWriter:
         return self._open_with_retries()
 
     def _write_batch(self, batch: list[Record]) -> tuple[int, int]:
-        """Return the number of rows written and of records that the database rejects."""
+        """Return the number of rows written, and of records that the database rejected."""
         engine = self._database.engine
         assert engine is not None
         unpacked = []
@@ -237,7 +238,7 @@ class HistoryWriter:
 
     @contextmanager
     def _writing_series(self, engine: Engine) -> Iterator[Connection]:
-        """Begin a transaction that also writes the packed minutes that are due."""
+        """Begin a transaction that also writes the packed minutes whose time has come."""
         mono_s = time.monotonic()
         keys = self._series.due(mono_s, is_all=self._queue.is_flushing_or_closing())
         with engine.begin() as connection:
@@ -258,7 +259,7 @@ class HistoryWriter:
                 )
             release_free_pages(engine)
         except (SQLAlchemyError, sqlite3.Error) as error:
-            # Deleting needs space too: on a full disk the next attempt comes after the next period.
+            # Deleting needs space too; on a full disk the next attempt is made after the next period.
             log.warning("history: cleanup failed: %s", short_message(error))
             has_more = False
         self._cleanup_at_mono_s = mono_s if has_more else mono_s + self._cleanup_period_s

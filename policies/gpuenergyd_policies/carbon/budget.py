@@ -1,17 +1,17 @@
-"""Optimal spending of a slowdown budget: exact plans over hours, and a controller that cannot exceed the budget.
+"""Optimal use of a slowdown budget: exact plans over hours, and a controller that cannot exceed the budget.
 
 Theory of operation. With speed x = 1/T and power P(x) = E(1/x)/T + host power, N iterations in slots of length D_t
 with intensities c_t cost
 
     minimise  sum c_t P(x_t) D_t   subject to  sum x_t D_t = N,   x_slow <= x_t <= x_fast.
 
-P is piecewise linear and convex on the lower hull of the measured points, so the problem is a continuous knapsack:
+P is piecewise linear and convex on the lower hull of the measured points, so this is a continuous knapsack problem:
 start all slots at x_slow, sort the pieces (slot, hull segment) by c_t times slope, and add them until the work is done.
-Convexity keeps the segments of one slot in order. One piece is used in part; its slot alternates between two adjacent
+Convexity keeps the segments of one slot in order. One piece is used partially; its slot alternates between two adjacent
 points. No solver is needed and the optimum is exact.
 
-The controller replans in every slot with the newest forecast and then limits the speed from below: full speed must be
-able to finish the remaining work. By induction the deadline is met whatever the forecast.
+The controller replans in every slot with the newest forecast. It then raises the speed if necessary, so that full speed
+afterwards can finish the remaining work. By induction the deadline is met for any forecast.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ MAX_SIGNAL = 1e6
 
 @dataclass(frozen=True, slots=True)
 class SpeedHull:
-    """The lower convex hull of power over speed, slowest first: all optimal operating points and mixtures."""
+    """Lower convex hull of power over speed, slowest first: all optimal operating points and mixtures."""
 
     speeds_per_s: Array
     powers_w: Array
@@ -85,8 +85,8 @@ def speed_hull(points: Sequence[tuple[float, float]], host_power_w: float = 0.0)
 def plan_slots(hull: SpeedHull, intensities: Array, slot_lengths_s: Array, num_iterations: float) -> Array:
     """Return the speeds of least cost that finish the work in these slots.
 
-    The result is full speed if even that is too slow for the work, and the slowest point if that is fast enough. A
-    negative intensity counts as zero: with free energy the job runs at full speed.
+    All slots run at full speed if even that is too slow for the work, and at the slowest point if that is fast enough.
+    Negative intensities are treated as zero.
     """
     slowest = float(hull.speeds_per_s[0])
     speeds = np.full(len(intensities), slowest)
@@ -109,7 +109,7 @@ def plan_slots(hull: SpeedHull, intensities: Array, slot_lengths_s: Array, num_i
 
 
 def repaired(forecast: Array, fallback: Array) -> Array:
-    """Return the forecast, extended and repaired by the fallback where it has no plausible value."""
+    """Return the forecast, with missing or implausible values replaced by those of the fallback."""
     result = fallback.copy()
     given = np.asarray(forecast, dtype=float)[: len(result)]
     usable = (given >= 0) & (given <= MAX_SIGNAL)
@@ -130,8 +130,9 @@ def next_speed(
 ) -> float:
     """Return the speed of the present slot, such that full speed can finish the remaining work in time.
 
-    Slots are the rest of this one and those until the deadline. Errors in their forecast cost carbon, never time; the
-    fallback has a value for every slot. `full_speed_per_s` is measured, if it differs from the hull's fastest point.
+    The slots are the rest of the present hour and the following ones up to the deadline. Forecast errors cost carbon
+    but never time; the fallback has a value for every slot. `full_speed_per_s` is the measured full speed, if it
+    differs from the hull's fastest point.
     """
     fastest = hull.full_speed_per_s if full_speed_per_s is None else full_speed_per_s
     expected = repaired(forecast, fallback)

@@ -3,7 +3,7 @@
 Theory of operation. A forecast is a weighted mean of two models: the pooled prior, which was trained on other zones and
 uses the shape of the last week, and the zone model, whose weight grows with the zone's history. With less than a week
 of history, the forecast is the mean of the same hour over the known days; on the first day, the last value. Before each
-refit, the forecasts for the hours since the last one are recorded; compared with the true values, they give the skill
+refit, the forecasts for the hours since the last refit are recorded. Compared with the true values, they give the skill
 against naive forecasts and the 95 % interval (`prediction_interval`), both on hours that the models had not seen.
 """
 
@@ -32,9 +32,9 @@ from gpuenergyd_policies.carbon.zone_model import SEASON_HOURS, ZoneModel
 ZONE_MODEL_FROM_HOURS = 42 * DAY_HOURS
 ZONE_MODEL_FULL_HOURS = 300 * DAY_HOURS
 ZONE_MODEL_SHARE = 0.8
-"""Weight of the zone model from ZONE_MODEL_FULL_HOURS of history on; it is 0 at ZONE_MODEL_FROM_HOURS."""
+"""Weight of the zone model with at least ZONE_MODEL_FULL_HOURS of history; it is 0 at ZONE_MODEL_FROM_HOURS."""
 RECORD_HOURS = 90 * DAY_HOURS
-"""Recorded forecasts, for the interval; the newest of them tell the skill."""
+"""Period of recorded forecasts used for the interval; the newest ones are used for the skill."""
 SKILL_HOURS = 4 * WEEK_HOURS
 
 
@@ -82,7 +82,7 @@ class ZoneForecaster:
         return result
 
     def skill(self, history: FilledHistory, end: int) -> ForecastSkill | None:
-        """Return the skill of the recorded forecasts that have come due; None while they are too few."""
+        """Return the skill of the recorded forecasts whose day has passed; None while there are too few."""
         due = (self._recorded_origins <= end - DAY_HOURS) & (self._recorded_origins >= end - SKILL_HOURS)
         origins, predicted = self._recorded_origins[due], self._recorded[due]
         if len(origins) < LEAST_ORIGINS:
@@ -90,7 +90,7 @@ class ZoneForecaster:
         return skill_against_naive(history.values, origins, predicted)
 
     def bounds(self, history: FilledHistory, origin: int, predicted: Array) -> tuple[Array, Array]:
-        """Return the bounds of the 95 % interval of one forecast, from the errors of recorded ones."""
+        """Return the bounds of one forecast's 95 % interval, from the errors of recorded forecasts."""
         return prediction_interval(
             history.values,
             origin,
@@ -102,7 +102,7 @@ class ZoneForecaster:
 
 
 class Forecasts:
-    """The entry point `forecast`: one forecaster per zone, kept between calls for a day."""
+    """The entry point `forecast`: one forecaster per zone, reused for a day."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[datetime, int, ZoneForecaster]] = {}
@@ -157,7 +157,7 @@ def naive_forecasts(values: Array, origins: Origins, num_hours: int = DAY_HOURS)
 
 
 def skill_against_naive(values: Array, origins: Origins, predicted: Array) -> ForecastSkill:
-    """Return the skill of forecasts against the best naive one, selected in hindsight for each horizon."""
+    """Return the skill of forecasts against the best naive one, chosen in hindsight for each horizon."""
     truth = targets(values, origins, DAY_HOURS)
     errors = np.abs(predicted[:, :DAY_HOURS] - truth).mean(axis=0)
     naive = np.array([np.abs(table - truth).mean(axis=0) for table in naive_forecasts(values, origins).values()])

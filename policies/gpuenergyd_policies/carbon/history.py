@@ -1,6 +1,6 @@
 """Hourly carbon intensities with filled gaps, and features of the hours before a forecast.
 
-Origins are positions in the history: at origin o the newest known value is o - 1, and column 0 of a target is hour o.
+Origins are indices into the history: at origin o the newest known value is o - 1, and column 0 of a target is hour o.
 """
 
 from dataclasses import dataclass
@@ -33,13 +33,13 @@ class FilledHistory:
         return FilledHistory(self.first_hour_at + begin * HOUR, self.values[begin:end])
 
     def hours_at(self, origins: Origins) -> Origins:
-        """Return the hour of each origin, from a Monday at midnight in UTC on."""
+        """Return the hour of each origin, counted in UTC from midnight of a Monday."""
         hours: Origins = (self.first_hour_at - _A_MONDAY_AT) // HOUR + origins
         return hours
 
 
 def filled_history(series: HourlySeries) -> FilledHistory | None:
-    """Return a history whose gaps hold the value of the day before, else the last one; None without values.
+    """Return a history whose gaps hold the value of the day before, otherwise the last one; None without values.
 
     It begins with the first known value and ends with the series, whose last hours may be unknown.
     """

@@ -1,7 +1,7 @@
 """Emissions of one job on one trace: at full speed, at constant speed, with a perfect forecast, and as controlled.
 
-A look-ahead is a table: row k holds the forecast, issued when hour k of the job begins, of that hour and later ones.
-The controller knows nothing else of the future.
+A look-ahead is a table: row k holds the forecast, issued when hour k of the job begins, for that hour and later ones.
+The controller has no other knowledge of the future.
 """
 
 import math
@@ -28,7 +28,7 @@ class JobRun:
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """A job of fixed work that starts at an hour of a trace; `truth` is the trace from there on."""
+    """A job of fixed work that starts at an hour of a trace; `truth` is the trace from that hour on."""
 
     hull: SpeedHull
     truth: Array
@@ -59,7 +59,7 @@ class TraceJob:
         return self._grams(np.full(len(self.truth), speed))[0]
 
     def run(self, speeds_per_s: Array) -> JobRun:
-        """Return the result of given hourly speeds."""
+        """Return the result with given hourly speeds."""
         carbon_g, time_s = self._grams(speeds_per_s)
         return JobRun(speeds_per_s, carbon_g, self.constant_g(time_s), time_s)
 
@@ -72,7 +72,7 @@ class TraceJob:
     def controlled(self, expected: Array, fallback: Array) -> JobRun:
         """Return the result of the controller with a look-ahead, which may be shorter than the job.
 
-        The naive forecast `fallback` reaches up to the end of the job.
+        The naive forecast `fallback` extends to the end of the job.
         """
         lengths = self.slot_lengths_s
         left = self.num_iterations * (1.0 + RESERVE_RATIO)

@@ -1,11 +1,11 @@
-"""A pretrained forecast model for any zone: it needs only the zone's last week.
+"""A pretrained forecast model for any zone, which needs only the zone's last week.
 
-`pooled_prior.npz` holds a ridge regression that was fitted by `benchmarks/runs/carbon_prior.py TRACES --out
-pooled_prior.npz` to public hourly traces up to 2023 (Electricity Maps, ODbL 1.0; EIA; ENTSO-E); it holds coefficients,
-no data. It knows neither time of day nor season nor level, only the shape of the last week and the day of the week, so
-that it applies to zones it was not fitted to. Random nonlinear features of these (Rahimi and Recht 2007) let it
-distinguish times of day by the shape of the mean day. A replay of one of its zones before TRAINED_UNTIL_AT tests
-nothing: those years are training data.
+`pooled_prior.npz` contains a ridge regression that was fitted by `benchmarks/runs/carbon_prior.py TRACES --out
+pooled_prior.npz` to public hourly traces up to 2023 (Electricity Maps, ODbL 1.0; EIA; ENTSO-E). It contains
+coefficients, no data. Its input is only the shape of the last week and the day of the week, not time of day, season or
+level, so it applies to zones that it was not fitted to. Random nonlinear features of the input (Rahimi and Recht 2007)
+let it distinguish times of day by the shape of the mean day. Replaying one of its zones before TRAINED_UNTIL_AT is not
+a test, because those years are training data.
 """
 
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ _LARGEST_DEVIATIONS = 8.0
 
 
 def prior_features(history: FilledHistory, origins: Origins, projection: Array) -> tuple[Array, Array, Array]:
-    """Return what models for all zones know of the week before each origin; origins are >= 168.
+    """Return what models for all zones use of the week before each origin; origins are >= 168.
 
-    These are the features, normalised by level and spread; the naive forecast, which models correct; and the spread,
-    the unit of their corrections.
+    The result has the features, normalised by level and spread; the naive forecast, which models correct; and the
+    spread, which is the unit of their corrections.
     """
     week = weeks_before(history.values, origins)
     level = week.mean(axis=1, keepdims=True)
@@ -40,12 +40,12 @@ def prior_features(history: FilledHistory, origins: Origins, projection: Array) 
 
 @dataclass(frozen=True, slots=True)
 class PooledPrior:
-    """The fitted model: corrections of the naive forecast, in spreads, per feature."""
+    """The fitted model: corrections to the naive forecast, in units of the spread, per feature."""
 
     projection: Array
     coefficients: Array
     usual_margins: Array
-    """Half the usual width of a 95 % interval by hour ahead, in standard deviations of the week before."""
+    """Usual half-width of a 95 % interval by hour ahead, in standard deviations of the week before."""
 
     def predict(self, history: FilledHistory, origins: Origins) -> Array:
         """Return 72 hours for each origin, in the unit of the history; origins are >= 168."""

@@ -1,8 +1,8 @@
 """The carbon target of one job: receding-horizon control from its frontier, budget account and a forecast.
 
 A job with a known number of iterations may spend its whole budget at any time before its end. Without one, the budget
-is kept per window: the work of a window earns it, and it must balance by the window's end, ensured by the same limit of
-the controller.
+applies per window: the work of a window earns it, and the account must balance by the window's end. The controller's
+limit on speed ensures both.
 """
 
 import math
@@ -18,11 +18,11 @@ from gpuenergyd_policies.carbon.budget import SLOT_S, Array, SpeedHull, clamped_
 from gpuenergyd_policies.carbon.history import DAY_HOURS, WEEK_HOURS
 
 HORIZON_HOURS = WEEK_HOURS
-"""Hours planned one by one; the time after them is one slot of average intensity."""
+"""Number of hours planned one by one; the time after them is one slot of average intensity."""
 RESERVE_RATIO = 1e-3
-"""Share of the remaining time kept as a reserve for the variation of iteration times."""
+"""Share of the remaining time kept as a reserve for varying iteration times."""
 LEAST_CHANGE_RATIO = 2e-3
-"""Change of speed below which the present target is kept."""
+"""Smaller changes of speed keep the present target."""
 
 
 def decide(view: TargetView) -> TargetDecision:
@@ -45,7 +45,7 @@ def decide(view: TargetView) -> TargetDecision:
 
 
 def _decided_speed(view: TargetView, hull: SpeedHull, fastest: float, here: IntensityNow) -> tuple[float, str, float]:
-    """Return the speed until the next decision, its reason, and by how much even full speed misses the budget."""
+    """Return the speed until the next decision, its reason, and the time by which even full speed misses the budget."""
     remaining_iterations, remaining_s = _account(view)
     lengths = _slots(view.now_at, remaining_s * (1.0 - RESERVE_RATIO))
     needed_s = remaining_iterations / fastest
@@ -72,7 +72,7 @@ def _decided_speed(view: TargetView, hull: SpeedHull, fastest: float, here: Inte
 
 
 def _account(view: TargetView) -> tuple[float, float]:
-    """Return the remaining iterations, and the active time for them."""
+    """Return the remaining iterations, and the active time left for them."""
     permitted_s = view.baseline.iteration_time_s * (1.0 + view.max_slowdown_ratio)
     until_deadline_s = math.inf if view.deadline_at is None else (view.deadline_at - view.now_at).total_seconds()
     if view.num_iterations_total is None:
@@ -84,7 +84,7 @@ def _account(view: TargetView) -> tuple[float, float]:
 
 
 def _slots(now_at: datetime, remaining_s: float) -> Array:
-    """Return the lengths of the rest of this hour, of full hours, and of the last slot; their sum is `remaining_s`."""
+    """Return the lengths of the rest of this hour, of full hours, and of a last slot; their sum is `remaining_s`."""
     if remaining_s <= 0:
         return np.zeros(0)
     ends = SLOT_S * np.arange(1, HORIZON_HOURS + 1) - now_at.timestamp() % SLOT_S
@@ -95,7 +95,7 @@ def _slots(now_at: datetime, remaining_s: float) -> Array:
 def _expected(view: TargetView, num_slots: int, value_now: float) -> tuple[Array, Array]:
     """Return the forecast of each slot, and the historical means of the same hours; NaN where there is none.
 
-    Negative prices count as zero: they are no reason to use more energy than full speed.
+    Negative prices are treated as zero: they do not justify using more energy than full speed.
     """
     hour_at = view.now_at.replace(minute=0, second=0, microsecond=0)
     instants = [hour_at + k * HOUR for k in range(min(num_slots, HORIZON_HOURS))]

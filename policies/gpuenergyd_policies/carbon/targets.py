@@ -6,7 +6,7 @@ from gpuenergyd_policies.carbon.target import decide
 
 
 class ConstantSlowdown:
-    """Spends the slowdown budget evenly over time: the default target, and the reference for any other."""
+    """Spends the slowdown budget evenly over time; the default target, and the reference for other policies."""
 
     def next_target(self, view: TargetView) -> PerformanceTarget:
         """Return the slowdown budget, or the pace of a straggler."""
@@ -16,7 +16,7 @@ class ConstantSlowdown:
 class CarbonTarget:
     """Minimises emissions, or any other hourly cost of energy, within the job's slowdown budget and deadline.
 
-    It keeps no state: all that it needs is in the view.
+    It keeps no state, because the view contains everything that it needs.
     """
 
     def next_target(self, view: TargetView) -> PerformanceTarget:

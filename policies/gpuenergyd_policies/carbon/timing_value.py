@@ -1,4 +1,4 @@
-"""The value of timing in a zone: the saving by an optimal choice of hours over the last month, in hindsight."""
+"""The value of timing in a zone: the saving that the best choice of hours would have gained over the last month."""
 
 import numpy as np
 from threadpoolctl import threadpool_limits

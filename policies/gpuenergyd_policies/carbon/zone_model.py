@@ -1,10 +1,10 @@
 """A forecast model of one zone: a ridge regression that is updated with each new day in milliseconds.
 
-Theory of operation. A ridge regression for all 72 target hours needs two matrices only: the sums of x x' and of x y'
-over the origins so far. A new day is added to them, the weight of old days halves in a year, and a refit is one solve.
-It minimises absolute rather than squared errors: the weight of an origin decreases with the model's error there when it
-is added. Penalties are relative to the size of each feature; otherwise they would suppress the small features of a zone
-with little variation.
+Theory of operation. A ridge regression for all 72 target hours needs only two matrices: the sums of x x' and of x y'
+over all origins. A new day is added to them, old days lose half their weight in a year, and a refit solves one linear
+system. The regression minimises absolute rather than squared errors: the weight of an origin decreases with the model's
+error there at the time when it is added. Penalties are relative to the size of each feature; otherwise they would
+suppress the small features of a zone with little variation.
 """
 
 import numpy as np
@@ -23,14 +23,14 @@ from gpuenergyd_policies.carbon.history import (
 
 HALF_LIFE_HOURS = 365 * DAY_HOURS
 SEASON_HOURS = 400 * DAY_HOURS
-"""History from which on the season is a feature; with less, it would act as a trend."""
+"""Length of history from which the season is a feature; with less, it would act as a trend."""
 _YEAR_HOURS = 365.2425 * DAY_HOURS
 _ERROR_FLOOR_RATIO = 0.3
 _CHUNK_HOURS = 2048
 
 
 class ZoneModel:
-    """A ridge regression on one zone's history; updates take a longer history with the same beginning."""
+    """A ridge regression on one zone's history; each update needs a longer history with the same beginning."""
 
     def __init__(self, *, with_season: bool) -> None:
         self._with_season = with_season
@@ -55,13 +55,13 @@ class ZoneModel:
             self._gram = fade * self._gram + weighted.T @ weighted  # the product with itself costs half
             self._cross = fade * self._cross + weighted.T @ (truth * root)
             self._next_origin = int(origins[-1]) + 1
-            # Each coefficient has the penalty of one row of its feature's mean square, except the constant.
+            # The penalty of each coefficient equals one row of its feature's mean square, except for the constant.
             penalties = np.diag(self._gram) / self._gram[0, 0] + 1e-9
             penalties[0] = 0.0
             self._coefficients = np.asarray(np.linalg.solve(self._gram + np.diag(penalties), self._cross), float)
 
     def predict(self, history: FilledHistory, origins: Origins) -> Array:
-        """Return 72 hours for each origin, in the unit of the history, by a model with at least one origin."""
+        """Return 72 hours for each origin, in the unit of the history; at least one origin must have been added."""
         assert self._coefficients is not None
         features, level = zone_features(history, origins, with_season=self._with_season)
         result: Array = (features @ self._coefficients) * level
@@ -69,10 +69,10 @@ class ZoneModel:
 
 
 def zone_features(history: FilledHistory, origins: Origins, *, with_season: bool) -> tuple[Array, Array]:
-    """Return the features of a model for one zone, first column constant, and the level that normalises its targets.
+    """Return the features of one zone's model, first column constant, and the level that normalises its targets.
 
     The last day and the calendar are multiplied by harmonics of the hour of day, so that coefficients can differ
-    between 6 am and 6 pm; with a long history the last hours and the mean day also by the season. Origins are >= 168.
+    between 6 am and 6 pm; with a long history, the last hours and the mean day also by the season. Origins are >= 168.
     """
     week = weeks_before(history.values, origins)[:, ::-1]
     level = np.maximum(week.mean(axis=1, keepdims=True), 1e-9)

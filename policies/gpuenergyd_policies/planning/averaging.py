@@ -1,14 +1,14 @@
-"""What a second of each instruction is worth in large pipelines, found by averaging flows along longest paths.
+"""What a second of each instruction is worth in large pipelines, computed by averaging flows along longest paths.
 
-Theory of operation. The dual of planning is a flow of prices along paths (see `exact/sweep.py`). Here it is an average
-(Frank and Wolfe 1956): with every instruction at its cheapest duration for the present prices, the longest paths and
-those nearly as long share the next part of the flow if they exceed the deadline; otherwise the flow falls towards the
-power of waiting, below which time has no use. A single longest path would touch too few instructions. The mean
-durations approach the optimum, and any flow proves a bound.
+Theory of operation. The dual of planning is a flow of prices along paths (see `exact/sweep.py`). Here the flow is an
+average (Frank and Wolfe 1956). In each step every instruction has its cheapest duration at the present prices. If the
+longest paths exceed the deadline, they and those nearly as long share the next part of the flow; otherwise the flow
+falls towards the waiting power, below which time has no value. A single longest path would change too few instructions.
+The mean durations approach the optimum, and any flow proves a bound.
 
-A step's own durations exceed the deadline where their mean would not, so that steps alone settle at too much flow. The
-mean flow is therefore scaled by what proves most, twice, and averaging goes on with little more or less than that; only
-durations of the last part count.
+The durations of single steps exceed the deadline where their mean would not, so that steps alone converge to too large
+a flow. The mean flow is therefore rescaled twice to maximize the proven bound, and averaging continues within narrow
+limits around it. Only durations from the last part are used.
 """
 
 from dataclasses import dataclass
@@ -26,20 +26,20 @@ from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray
 from gpuenergyd_policies.planning.problem import PlanningProblem
 
 NUM_STEPS = 2000 if IS_COMPILED else 30
-"""Flows that are averaged; plain Python takes a hundred times as long."""
+"""Number of flows averaged; plain Python takes a hundred times as long."""
 LONG, LONG_STEPS = 50_000, 3 * NUM_STEPS // 2
-"""The same for pipelines of many instructions."""
+"""Number of instructions from which a pipeline is long, and the number of steps for long pipelines."""
 QUICK_STEPS = NUM_STEPS // 4
-"""The same for frontiers of many plans, for comparing plans, and for a first estimate of the flow."""
+"""Number of steps for frontiers of many plans, for comparing plans, and for a first estimate of the flow."""
 ROOM_RATIO = 1.3
-"""The most flow that a step charges, relative to the first estimate."""
+"""Maximum flow that a step charges, relative to the first estimate."""
 SCALES = (0.8, 1.2)
-"""How much more or less flow than the mean one is tried."""
+"""Range of factors by which the mean flow is rescaled."""
 NUM_SCALES = 17
 NARROWER = (0.1, 0.03)
-"""How much more or less flow than the scaled one steps charge, in the two parts after a pipeline's first steps."""
+"""Relative deviation from the rescaled flow that steps may charge, in the two parts after the first steps."""
 _LEAST_FLOW_RATIO = 1.02
-"""Above this multiple of the power of waiting, flow counts as limited by the deadline."""
+"""Above this multiple of the waiting power, the deadline limits the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class AveragedPrices:
     durations_s: FloatArray
     prices_w: FloatArray
     price_w: float
-    """Price of a second of iteration time."""
+    """Price of one second of iteration time."""
     cost_bound_j: float
-    """For plans that meet the deadline, waiting not charged."""
+    """For plans that meet the deadline; waiting is not charged."""
     is_limited: bool
     """Whether the deadline limits the plan; otherwise it lies beyond T*, the time of least energy."""
 
@@ -91,11 +91,12 @@ class FlowAveraging:
         )
         steepest_w = np.array([own[0] for own in slopes])
         rank_of_class = np.array([key.pp_rank for key in graph.classes])
-        # On the critical stage every instruction is at its fastest: a second costs what its steepest class would save.
+        # On the critical stage every instruction runs at its fastest; a second then costs what the steepest class would
+        # save.
         self._most_w = sum(float(steepest_w[rank_of_class == rank].max()) for rank in set(rank_of_class.tolist()))
 
     def prices(self, num_steps: int | None) -> AveragedPrices:
-        """Return prices after so many steps, None for as many as the pipeline's size calls for."""
+        """Return prices after this number of steps; None chooses it by the pipeline's size."""
         n = len(self._order)
         if num_steps is None:
             num_steps = NUM_STEPS if n < LONG else LONG_STEPS
@@ -112,7 +113,7 @@ class FlowAveraging:
     def _averaged(self, num_steps: int) -> _Flow:
         """Return the mean flow of all steps; a first estimate limits what a step charges.
 
-        Half of the steps are near the mean of those before, scaled; durations are those of the last part alone.
+        Half of the steps stay near the rescaled mean of earlier steps; durations come from the last part alone.
         """
         most_w = self._most_w
         first_steps = max(1, num_steps // 2)
@@ -142,7 +143,7 @@ class FlowAveraging:
         return _Flow(averages, flow_w, latency_j)
 
     def _scaled(self, found: _Flow) -> _Flow:
-        """Return a flow scaled by what proves most, with the same durations."""
+        """Return a flow rescaled to maximize the proven bound, with the same durations."""
         least = max(SCALES[0], self._least_w / found.flow_w)
         scales = np.linspace(least, max(least, SCALES[1]), NUM_SCALES).tolist()
         scale = max([1.0, *scales], key=lambda scale: self._bound_j(found, scale))
@@ -150,7 +151,7 @@ class FlowAveraging:
         return _Flow(averages, scale * found.flow_w, scale * found.latency_j)
 
     def _bound_j(self, found: _Flow, scale: float) -> float:
-        """Return the bound on effective energy that a flow proves when it is scaled."""
+        """Return the bound on effective energy proven by a rescaled flow."""
         averages = found.averages
         cost_j = priced_cost(self._graph, self._costs_j, averages.price, scale, averages.vertex)
         return cost_j + scale * (found.latency_j - found.flow_w * self._deadline_s)

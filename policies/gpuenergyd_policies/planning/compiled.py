@@ -1,12 +1,12 @@
-"""Compilation of kernels with numba, and their execution as plain Python where numba is missing or takes longer.
+"""Compiles kernels with numba, or runs them as plain Python if numba is missing or would take longer.
 
 A kernel is written once, on flat sequences of numbers: numpy arrays when compiled, lists otherwise (indexing a list is
-several times quicker in Python). `ints` and `floats` return whichever fits. Arrays that travel together form a named
-tuple. Numba and its cached code take longer to load than a small pipeline takes to plan in Python, so that numba is
-imported when the first kernel runs compiled, and `plain_python` keeps kernels from that.
+several times faster in Python). `ints` and `floats` return whichever fits. Arrays that are passed together form a named
+tuple. Loading numba and its cached code takes longer than planning a small pipeline in Python. Numba is therefore
+imported only when the first kernel runs compiled, and `plain_python` avoids that.
 
-Kernels live in files that import nothing but the standard library and other kernels' files (a test checks this), so
-that the content of these files determines the compiled code.
+Kernels are in files that import only the standard library and other kernel files (a test checks this), so the content
+of these files determines the compiled code.
 """
 
 import hashlib
@@ -42,23 +42,23 @@ NO_CACHE_FOLDER = (
 
 
 def _warn(activity: str) -> None:
-    # Most programs configure no logging; a warning is printed all the same.
+    # Most programs do not configure logging, but a warning is printed anyway.
     logger.warning("gpuenergyd: %s, about 20 s", activity)
 
 
 class CompileClock:
-    """CPU time of this process's compilations, which are of kernels that no earlier process left in the disk cache."""
+    """CPU time that this process spends compiling kernels that were not in the disk cache."""
 
     def __init__(self) -> None:
         self.cpu_s = 0.0
-        """CPU time of all compilations that have ended."""
+        """CPU time of all finished compilations."""
         self._began_cpu_s = 0.0
         self._depth = 0
         self._is_announced = False
         self.announce: Callable[[str], None] = _warn
 
     def begin(self) -> None:
-        """Record the begin of a compilation, which may be part of another one; the process's first is announced."""
+        """Record the start of a compilation, which may be nested; the first one of a process is announced."""
         if not self._is_announced:
             self._is_announced = True
             how = ", once" if cache_folder() is not None else " in memory, as no cache folder is writable"
@@ -79,7 +79,7 @@ COMPILE_CLOCK = CompileClock()
 
 @cache
 def _numba() -> Any:
-    """Import numba, and let the clock measure its compilations."""
+    """Import numba, and register the clock to measure its compilations."""
     numba: Any = importlib.import_module("numba")
     events: Any = importlib.import_module("numba.core.event")
 
@@ -102,7 +102,7 @@ class Kernel(Generic[P, R]):
         update_wrapper(self, plain)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the kernel, compiled unless plain Python is asked for."""
+        """Run the kernel, compiled unless `plain_python` is in effect."""
         result: R = self.plain(*args, **kwargs) if _is_plain.get() else self.machine_code(*args, **kwargs)
         return result
 
@@ -121,18 +121,18 @@ class Kernel(Generic[P, R]):
 
     @property
     def _numba_type_(self) -> Any:
-        """What numba asks for when it compiles a kernel that calls this one."""
+        """Attribute that numba reads when it compiles another kernel that calls this one."""
         return self.machine_code._numba_type_
 
 
 def compiled(kernel: Callable[P, R]) -> Callable[P, R]:
-    """Make a function a kernel."""
+    """Turn a function into a kernel."""
     return Kernel(kernel) if IS_COMPILED else kernel
 
 
 @contextmanager
 def plain_python(*, is_quicker: bool = True) -> Iterator[None]:
-    """Run the kernels of a block as plain Python if that is quicker than loading their compiled code."""
+    """Run kernels within a block as plain Python, if that is quicker than loading their compiled code."""
     token = _is_plain.set(is_quicker or _is_plain.get())
     try:
         yield
@@ -147,10 +147,10 @@ def kernel_files() -> list[Path]:
 
 @cache
 def cache_folder() -> Path | None:
-    """Return the folder for compiled kernels of exactly this source, None if no folder is writable.
+    """Return the cache folder for kernels compiled from exactly this source, None if no folder is writable.
 
-    numba only checks the age and size of the file that defines a kernel, and misses changes in the kernels that it
-    calls; so the folder is named after the content of all kernels' files.
+    numba checks only the age and size of the file that defines a kernel, and misses changes in kernels that it calls.
+    The folder is therefore named after the content of all kernel files.
     """
     here = Path(__file__).parent
     digest = hashlib.sha256()

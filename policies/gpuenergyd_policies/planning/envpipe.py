@@ -2,11 +2,11 @@
 
 Theory of operation. The *valley* of a stage is the clock with the least energy per iteration. The *outer envelope* of a
 pipeline consists of the instructions that cannot be slowed down without a longer iteration if all stages are alike:
-everything on the last stage, the first forward and the last backward of every other. They run at full speed, all
-others at their stage's valley. That is too slow, so *reconfiguration* walks back along the critical path and
-speeds it up, until the path lies on the envelope: *balanced* raises all of its slowest instructions a little, *greedy*
-its latest one below full speed a lot. Clocks only ever rise. The published planner measures waits of a running job;
-this one computes them.
+everything on the last stage, and the first forward and the last backward of every other stage. They run at full speed,
+all others at their stage's valley. That is too slow, so *reconfiguration* walks back along the critical path and speeds
+it up until the path lies on the envelope. *Balanced* raises all of its slowest instructions a little; *greedy* raises
+its latest instruction below full speed a lot. Clocks only ever rise. The published planner measures waits of a running
+job; this one computes them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, evaluate_options
 
 VALLEY_STEP_MHZ = 90
-"""Valleys are searched at multiples of this."""
+"""Valleys are searched among multiples of this clock."""
 BALANCED_STEP_MHZ = 30
 GREEDY_STEP_MHZ = 90
 NO_WAIT_S = 1e-9
@@ -29,9 +29,9 @@ class EnvelopeMode(StrEnum):
     """Stages of EnvPipe's planner."""
 
     UNIFORM = "uniform"
-    """Every stage at its valley, the clock of least energy: slower than full speed."""
+    """Every stage at its valley, the clock of least energy; slower than full speed."""
     ENVELOPE = "envelope"
-    """Full speed on the envelope, valleys inside: less slow than UNIFORM, but slower than full speed everywhere."""
+    """Full speed on the envelope, valleys inside; less slow than UNIFORM, but slower than full speed everywhere."""
     BALANCED = "balanced"
     """Reconfigured evenly until as fast as full speed."""
     GREEDY = "greedy"
@@ -47,7 +47,7 @@ class EnvelopePlan:
 
 
 def profiled_clocks(profile: PipelineProfile, step_mhz: int = VALLEY_STEP_MHZ) -> list[int]:
-    """Return the clocks of a profiling run: multiples of a step common to all classes, and the highest clock."""
+    """Return the clocks of a profiling run: multiples of `step_mhz` common to all classes, and the highest clock."""
     common = set.intersection(*({o.sm_clock_mhz for o in p.options} for p in profile.classes.values()))
     return sorted({mhz for mhz in common if mhz % step_mhz == 0} | ({max(common)} if common else set()))
 
@@ -121,12 +121,12 @@ def plan_envelope(
 
 
 def next_clock(measured_mhz: Sequence[int], wanted_mhz: int) -> int:
-    """Return the lowest measured clock that is not below this one, or the highest; they are given lowest first."""
+    """Return the lowest measured clock of at least `wanted_mhz`, or the highest; `measured_mhz` is ascending."""
     return next((mhz for mhz in measured_mhz if mhz >= wanted_mhz), measured_mhz[-1])
 
 
 def envelope_flags(graph: DependencyGraph) -> list[bool]:
-    """Return whether each instruction is on the envelope: at full speed, so that the others can be stretched."""
+    """Return, for each instruction, whether it is on the envelope: at full speed, so that others can be stretched."""
     last_rank = graph.num_ranks - 1
     last_microbatch = max(i.microbatch_index for i in graph.instructions)
     return [
@@ -138,14 +138,14 @@ def envelope_flags(graph: DependencyGraph) -> list[bool]:
 
 
 def slowest_on_path(path: Sequence[int], clocks: Sequence[int], top: Sequence[int]) -> list[int]:
-    """Return the operations of a path with the lowest clock, of those below their top clock."""
+    """Return the operations of a path with the lowest clock among those below their top clock."""
     below = [v for v in path if clocks[v] < top[v]]
     lowest = min(clocks[v] for v in below)
     return [v for v in below if clocks[v] == lowest]
 
 
 def latest_on_path(path: Sequence[int], clocks: Sequence[int], top: Sequence[int]) -> list[int]:
-    """Return the latest operation of a path below its top clock; the path runs backwards in time."""
+    """Return the latest operation of a path that is below its top clock; the path runs backwards in time."""
     return [next(v for v in path if clocks[v] < top[v])]
 
 

@@ -1,4 +1,4 @@
-"""Public functions of the planner: one plan for a deadline, or the time-energy frontier, with proven lower bounds.
+"""Public functions of the planner: a plan for one deadline, or the time-energy frontier, with proven lower bounds.
 
 Pure functions of a dependency graph and a profile, without GPUs, sockets or files.
 """
@@ -46,11 +46,11 @@ __all__ = (
 )
 
 ROUGH_TOLERANCE = 1e-2
-"""Thinning tolerance of the first sweep, which locates T* roughly."""
+"""Thinning tolerance of the first sweep, which finds T* approximately."""
 LARGE_POINTS = 16
-"""Points of the frontier of a large pipeline."""
+"""Number of points on the frontier of a large pipeline."""
 NEIGHBOURS = 2
-"""Distance, in plans, of the later deadline whose durations are rounded too, since they often round better."""
+"""Number of plans to the later deadline whose durations are rounded too, because they often round better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class SolvedPlan:
     """Clocks for every node of a graph, their time and energy, and the optimum of the continuous relaxation.
 
     `energy_j` charges waiting up to `iteration_time_s`. `lower_bound_j` is proven: no plan that meets `deadline_s`
-    needs less, with waiting charged up to its own end, or up to the same end as here if the wait is forced.
-    `prices_w[i]` is the energy saved per additional second for node i, `price_w` per second of iteration time.
+    needs less, with waiting charged up to that plan's own end, or up to the same end as here if the wait is forced.
+    `prices_w[i]` is the energy saved per additional second for node i; `price_w` is that per second of iteration time.
     """
 
     sm_clocks_mhz: tuple[int, ...]
@@ -80,7 +80,7 @@ class SolvedPlan:
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """Plans along the time-energy frontier of a pipeline, from fast to slow, waiting charged to the end of each.
+    """Plans along the time-energy frontier of a pipeline, from fast to slow; each is charged for waits up to its end.
 
     T_min is the fastest time, T* the time of least energy, T_slow the time with every instruction at its cheapest.
     """
@@ -102,8 +102,8 @@ def solve(
 ) -> SolvedPlan:
     """Return the cheapest plan found with iteration time at most `deadline_s`.
 
-    A deadline is used up to T*, beyond which energy rises. With `forced` the time passes anyway (a straggler), so plans
-    slow down to T_slow. Pipelines of thousands of instructions are planned by averaging flows (see `large`).
+    A deadline is used only up to T*, beyond which energy rises. With `forced` the time passes anyway (a straggler), so
+    plans slow down to T_slow. Pipelines of thousands of instructions are planned by averaging flows (see `large`).
 
     Raises:
         ProfileError: a class of the graph was not measured.
@@ -128,8 +128,8 @@ def frontier(
 ) -> Frontier:
     """Return the frontier with about `num_points` discrete plans, none dominated by a faster one.
 
-    Half of the plans lie in [T_min, T*], the rest beyond, for forced waits;
-    without `until_slowest` all lie up to T*.
+    Half of the plans lie in [T_min, T*], the others beyond, for forced waits. Without `until_slowest` all are in
+    [T_min, T*].
 
     Raises:
         ProfileError: a class of the graph was not measured.
@@ -151,7 +151,7 @@ def solve_with_frontier(
     thin_tolerance: float | None = None,
     effort: Effort = Effort.FULL,
 ) -> tuple[SolvedPlan, Frontier]:
-    """Return what `solve` and `frontier` (up to T*) return, from one sweep.
+    """Return the results of `solve` and of `frontier` (up to T*) from a single sweep.
 
     Raises:
         ProfileError: a class of the graph was not measured.
@@ -179,7 +179,7 @@ def warm_up() -> None:
 
 
 def tiny_pipeline(num_stages: int, num_microbatches: int) -> tuple[DependencyGraph, PipelineProfile]:
-    """Return a made-up pipeline, to call kernels ahead of the first plan."""
+    """Return an artificial pipeline, for calling kernels ahead of the first plan."""
     options = (ClockOption(3, 0.1, 3.0), ClockOption(2, 0.15, 1.8), ClockOption(1, 0.2, 1.0))
     keys = [InstructionClass(s, kind) for s in range(num_stages) for kind in (InstructionKind.F, InstructionKind.B)]
     profile = PipelineProfile(dict.fromkeys(keys, InstructionProfile(options)), 1.0)
@@ -265,10 +265,10 @@ def _solve_large(problem: PlanningProblem, deadline_s: float, *, forced: bool, e
     end_s = wanted_s
     if not forced and not found.is_limited:
         end_s = min(wanted_s, _least_energy_time_s(problem, found))
-    # Averaged durations end less evenly than those of the sweep: quick plans gain 0.1 % by all ways to use slack.
+    # Averaged durations use slack less evenly than those of the sweep; trying all slack shares gains quick plans 0.1 %.
     plan = problem.best_rounding([found.durations_s], end_s, forced=forced, effort=max(effort, Effort.BRIEF))
     idle_w = problem.tables.idle_power_w
-    # A second never has a lower price than waiting, so that the bound holds for plans that end earlier, too.
+    # The price of a second is never below that of waiting, so the bound also holds for plans that end earlier.
     lower_bound_j = found.cost_bound_j + idle_w * wanted_s
     least_s = problem.slowest_time_s if forced or found.is_limited else end_s
     wanted_s = min(wanted_s, end_s)
@@ -294,7 +294,7 @@ def _least_energy_time_s(problem: PlanningProblem, found: AveragedPrices) -> flo
 
 
 def _large_frontier(problem: PlanningProblem, num_points: int) -> Frontier:
-    """Return the frontier of a large pipeline up to T* with few points."""
+    """Return the frontier of a large pipeline up to T*, with few points."""
     roughly = FlowAveraging(problem, problem.slowest_time_s, forced=False).prices(QUICK_STEPS)
     least_s = _least_energy_time_s(problem, roughly)
     num_points = min(num_points, LARGE_POINTS)
@@ -341,7 +341,7 @@ def _frontier(
             [sweep.durations_s[r] for r in later], deadline_s, forced=is_forced, effort=Effort.QUICK
         )
         energy_j = plan.cost_j + idle_w * plan.makespan_s
-        # beyond T* the wait is forced: there a later plan has to be cheaper only in effective energy
+        # beyond T* the wait is forced, so a later plan only has to be cheaper in effective energy
         is_waiting = is_forced and plan.makespan_s > least_s
         if plan.cost_j >= least_cost_j or (energy_j >= least_energy_j and not is_waiting):
             continue

@@ -3,7 +3,7 @@
 Theory of operation. With balanced stages plain 1F1B has no slack: the round trip of a microbatch through the later
 stages takes exactly as long as the microbatches in flight need. Each further microbatch in flight on stage s adds slack
 to that loop, and lower clocks turn slack into energy savings. More is not always better: beyond about twice the plain
-number, draining the pipeline at the end costs more than the slack saves. Orders are shapes with whole backwards (see
+number, draining the pipeline at the end costs more than the slack saves. Orders are shapes with full backwards (see
 `orders/shape`), which `orders/search` compares by their relaxation.
 """
 
@@ -18,11 +18,11 @@ from gpuenergyd_policies.planning.orders.relaxation import OrderPlan, OrderTask
 from gpuenergyd_policies.planning.orders.search import FINALISTS, ranked_shapes
 
 MOST_SHAPES = 100
-"""Shapes that are compared."""
+"""Maximum number of shapes that are compared."""
 
 
 def caps_from_microbatches(memory_limit_microbatches: Sequence[int]) -> tuple[int, ...]:
-    """Return the microbatches that fit on each rank beyond those that plain 1F1B keeps in flight.
+    """Return the number of microbatches that fit on each rank in addition to those of plain 1F1B.
 
     Raises:
         ScheduleError: plain 1F1B itself does not fit.
@@ -38,7 +38,7 @@ def caps_from_microbatches(memory_limit_microbatches: Sequence[int]) -> tuple[in
 
 
 def requested_caps(request: OfflineRequest, num_ranks: int) -> tuple[int, ...] | None:
-    """Return each rank's limit of extra microbatches: the least of the requested number and the memory limits.
+    """Return each rank's limit of extra microbatches: the minimum of the requested number and the memory limits.
 
     Raises:
         ScheduleError: the schedule is not 1F1B, or does not fit into memory even without extra microbatches.

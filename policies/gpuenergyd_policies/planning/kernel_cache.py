@@ -1,6 +1,6 @@
-"""Compiles all kernels into the disk cache: `python -m gpuenergyd_policies.planning.kernel_cache` at installation.
+"""Compiles all kernels into the disk cache: run `python -m gpuenergyd_policies.planning.kernel_cache` when installing.
 
-Without it, the policy host compiles beside the baseline of the first job, which takes it 20 s of CPU time.
+Otherwise the policy host compiles during the baseline of the first job, which takes 20 s of CPU time.
 """
 
 import sys
@@ -19,7 +19,7 @@ from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 
 
 def compile_kernels() -> None:
-    """Plan a tiny pipeline in the ways that together call every kernel."""
+    """Plan a tiny pipeline in several ways that together call every kernel."""
     num_stages, deadline_s, latency_s = 2, 1.0, 0.01
     graph, profile = tiny_pipeline(num_stages, 2 * num_stages)
     solved = solve(graph, profile, deadline_s=deadline_s)
@@ -31,9 +31,9 @@ def compile_kernels() -> None:
 
 
 def prepare_kernels(announce: Callable[[str], None]) -> str | None:
-    """Compile all kernels, or load them from the cache, once per process: no plan waits for that.
+    """Compile all kernels or load them from the cache, once per process, so that no plan waits for it.
 
-    A compilation is announced; the lack of a folder that would keep it is returned.
+    A compilation is announced. Returns a message if no folder can cache the compiled kernels.
     """
     if not IS_COMPILED:
         return None
@@ -46,7 +46,7 @@ _compile_once = cache(compile_kernels)
 
 
 def main() -> int:
-    """Compile, and print where to and for how long."""
+    """Compile the kernels, and print the folder and the time taken."""
     if not IS_COMPILED:
         sys.stdout.write("numba is not installed or is disabled: the planner runs as plain Python\n")
         return 0

@@ -1,8 +1,8 @@
 """Plans for pipelines too large for the exact sweep: prices by averaging, rounding, and refinement.
 
-Theory of operation. The sweep finds the best flow of prices breakpoint by breakpoint, which takes minutes from about
-ten thousand instructions on. Averaging (see `averaging`) approaches it, rounding on the whole graph meets the deadline,
-and windows of time are then re-optimized exactly. Any flow gives a proven bound, so that a plan's distance from the
+Theory of operation. The sweep finds the best flow of prices breakpoint by breakpoint, which takes minutes for ten
+thousand instructions or more. Averaging (see `averaging`) approaches that flow, rounding on the whole graph meets the
+deadline, and time windows are then optimized exactly. Any flow gives a proven bound, so a plan's distance from the
 optimum is known.
 """
 
@@ -13,31 +13,31 @@ from gpuenergyd_policies.planning.discrete.rounding import RoundedPlan
 from gpuenergyd_policies.planning.problem import PlanningProblem
 
 TOO_LARGE = 8_000
-"""Number of instructions above which the exact sweep takes longer than a job should wait for a plan."""
+"""With more instructions, the exact sweep takes longer than a job should wait for a plan."""
 WINDOW_PER_RANK, LEAST_WINDOW = 16, 256
-"""Instructions of windows of time in refinement: the sweep takes more than in proportion to them."""
+"""Instructions per time window in refinement; the sweep's time grows faster than in proportion to them."""
 LARGEST_WINDOW, GROWTH = 4096, 4
-"""Windows at both ends grow, then move inwards, while they gain: rounding leaves slack there that large ones use."""
+"""Windows at both ends grow, then move inwards, as long as they gain: rounding leaves slack there for large windows."""
 WORTH_GROWING = 0.05
-"""Share of the gap that a window at an end should close, to go on with the next one."""
+"""A window at an end must close this share of the gap for the next one to be tried."""
 NUM_SAMPLED = 16
-"""Windows that are refined first, to judge the gain."""
+"""Number of windows that are refined first, to estimate the gain."""
 WORTH_REFINING = 0.1
-"""Share of the gap that refinement should close, judged by the first windows, to go on with all of them."""
+"""The first windows must indicate that refining all would close this share of the gap."""
 REFINED_GAP = 1e-3
-"""Gap of a rounded plan to its bound, as a share of the energy, above which windows are re-optimized."""
+"""Windows are refined if a rounded plan exceeds its bound by more than this share of the energy."""
 
 
 def refined(
     problem: PlanningProblem, plan: RoundedPlan, deadline_s: float, *, excess_j: float, is_prompt: bool = False
 ) -> RoundedPlan:
-    """Return the plan with windows of time re-optimized one after the other; it never costs more.
+    """Return the plan after optimizing time windows one after the other; it never costs more.
 
-    The ends come first, in windows that grow while they gain. Between them, refinement gains much with coarse clocks,
-    little with fine ones: so some windows are tried, and all others only if those gain enough. These do not overlap:
-    half-overlapping ones take twice as long and gain little more. `excess_j` is what the plan costs above its bound.
-    With `is_prompt` windows stay small whatever the number of stages, so that each takes hundredths of a second instead
-    of most of one, and all are refined for a smaller gain.
+    The ends come first, in windows that grow while they gain. In between, refinement gains much with coarse clocks but
+    little with fine ones, so some windows are tried, and the others only if those gain enough. These windows do not
+    overlap: half-overlapping ones take twice as long and gain little more. `excess_j` is the plan's cost above its
+    bound. With `is_prompt` windows stay small for any number of stages, so that each takes hundredths of a second
+    instead of most of one, and all are refined for a smaller gain.
     """
     whole = max(LEAST_WINDOW, WINDOW_PER_RANK * problem.graph.num_ranks)
     window = LEAST_WINDOW if is_prompt else whole

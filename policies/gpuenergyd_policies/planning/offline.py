@@ -1,7 +1,7 @@
 """Offline planning with the bubble-aware planner, as run by `gpuenergyd plan`.
 
 The baseline is every instruction at its maximum clock under 1F1B, or under the order of the file. With
-`--schedule auto` the order is chosen together with the clocks. What only some requests need is imported for them:
+`--schedule auto` the order is chosen together with the clocks. Modules needed by only some requests are imported late:
 scipy, which bounds the orders, takes longer to import than a small pipeline takes to plan.
 """
 
@@ -34,21 +34,21 @@ from gpuenergyd_policies.planning.plan_evaluation import baseline, rank_orders
 from gpuenergyd_policies.planning.problem import Effort
 
 _BRIEF_INSTRUCTIONS = 96
-"""Instructions up to which plain Python plans in less than the CPU second that loading the compiled kernels takes, with
-few passes of refinement: all passes would lower the energy by 0.002 % on average, 0.08 % at most (99 plans)."""
+"""Up to this many instructions, plain Python plans faster than the compiled kernels load (a CPU second). It uses few
+passes of refinement; all passes would lower the energy by 0.002 % on average, 0.08 % at most (99 plans)."""
 _SOON_KNOWN = 512
-"""Instructions up to which the swing of every plan is computed: that takes a tenth of a second."""
+"""Up to this many instructions, the swing of every plan is computed, which takes a tenth of a second."""
 
 
 def plan_offline(request: OfflineRequest) -> OfflinePlan:
     """Return the cheapest plan found that meets the request's target, with a proven lower bound.
 
-    It is the same whether the kernels run compiled or, for small pipelines, as plain Python.
+    The plan does not depend on whether the kernels run compiled or, for small pipelines, as plain Python.
 
     Raises:
-        TargetError: no plan is fast enough, or none with so few clock segments or so little power; the message says
+        TargetError: no plan is fast enough, or none with so few clock segments or so little power; the message names
             what is possible.
-        ScheduleError: extra in-flight microbatches for a schedule that takes none, or more than memory holds.
+        ScheduleError: extra in-flight microbatches for a schedule that cannot use them, or more than memory holds.
     """
     with plain_python(is_quicker=_is_brief(request) and "numba" not in sys.modules):
         compiled_before_s = COMPILE_CLOCK.cpu_s
@@ -69,7 +69,7 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
 
 
 def _is_brief(request: OfflineRequest) -> bool:
-    """Return whether plain Python plans a request before the compiled kernels are loaded."""
+    """Return whether plain Python plans a request faster than the compiled kernels can be loaded."""
     needs_search = request.is_flattest or request.order_limits or request.power_cap is not None
     needs_search = needs_search or request.max_switches is not None or request.switch_latency_s > 0
     return not needs_search and len(request.graph.instructions) <= _BRIEF_INSTRUCTIONS
@@ -79,7 +79,7 @@ def _planned(request: OfflineRequest) -> OfflinePlan:
     reference = baseline(request.baseline_graph, request.profile)
     deadline_s = request.target.iteration_time_s(baseline(request.graph, request.profile).iteration_time_s)
     forced, effort = request.target.is_forced, Effort.BRIEF if _is_brief(request) else Effort.FULL
-    # A bound may count on the least power of waiting; what waits really cost is charged to the plan below.
+    # The bound may assume the lowest waiting power; the actual cost of waits is charged to the plan below.
     power = request.profile.waiting_power
     full_profile = request.profile
     if power is not None:
@@ -136,7 +136,7 @@ def _planned(request: OfflineRequest) -> OfflinePlan:
 
 
 def _has_swing(request: OfflineRequest, graph: DependencyGraph, waiting: WaitingPower | None) -> bool:
-    """Return whether the power at every instant follows from the instructions' clocks, and is wanted or soon known."""
+    """Return whether the swing is wanted or quick to compute, and instantaneous power follows from the clocks alone."""
     is_plain = request.max_switches is None and request.switch_latency_s == 0 and waiting is None
     return is_plain and (request.is_flattest or len(graph.instructions) <= _SOON_KNOWN)
 
@@ -155,9 +155,9 @@ def _order_task(request: OfflineRequest, deadline_s: float) -> OrderTask:
 
 
 def _chosen_order(request: OfflineRequest, deadline_s: float) -> tuple[OrderPlan, WavePlan | None]:
-    """Return the order of a request that leaves it to the planner with the bound over any order, and flat clocks.
+    """Return the order chosen by the planner with the bound over any order, and flat clocks if requested.
 
-    Where the flattest plan is wanted, it is the flattest order of those of nearly the least energy.
+    If the flattest plan is wanted, the order is the flattest among those of nearly the least energy.
     """
     from gpuenergyd_policies.planning.flat.orders import flattest_order  # noqa: PLC0415  start fast
     from gpuenergyd_policies.planning.orders.choice import plan_order  # noqa: PLC0415
@@ -177,7 +177,7 @@ def _chosen_order(request: OfflineRequest, deadline_s: float) -> tuple[OrderPlan
 def _with_waits(
     plan: OfflinePlan, graph: DependencyGraph, solved: SolvedPlan, profile: PipelineProfile, power: WaitingPower
 ) -> OfflinePlan:
-    """Return the plan with its waits charged by clock, lowered at once where they begin."""
+    """Return the plan with its waits charged by clock; clocks are lowered as soon as a wait begins."""
     from gpuenergyd_policies.planning.switching.waits import planned_waits  # noqa: PLC0415  start fast
 
     waits = planned_waits(timeline(graph, solved.durations_s), plan.sm_clocks_mhz, power)
@@ -199,15 +199,15 @@ def _with_waits(
 def _with_late_clocks(
     request: OfflineRequest, plan: OfflinePlan, graph: DependencyGraph, solved: SolvedPlan, deadline_s: float
 ) -> OfflinePlan:
-    """Return the plan with switch latency, for the power that waits then really draw if that is cheaper."""
+    """Return the plan with switch latency, or a cheaper one made for the power that its waits really draw."""
     first = _with_switching(request, plan, graph, solved, deadline_s)
     if first.waiting is None or request.max_switches is not None or len(graph.instructions) > TOO_LARGE:
         return first
-    # Short waits cannot be lowered: what a second of waiting really costs may make other clocks cheaper.
+    # Clocks cannot be lowered in short waits; the real cost of waiting may therefore make other clocks cheaper.
     profile = replace(request.profile, blocking_power_w=first.waiting.mean_w, waiting_power=None)
     other = solve(graph, profile, deadline_s=deadline_s, forced=request.target.is_forced)
     clocks = dict(zip(graph.instructions, other.sm_clocks_mhz, strict=True))
-    other = replace(other, lower_bound_j=solved.lower_bound_j)  # which is proven with the least power
+    other = replace(other, lower_bound_j=solved.lower_bound_j)  # that bound is proven with the lowest power
     again = _with_switching(request, replace(plan, sm_clocks_mhz=clocks), graph, other, deadline_s)
     return min(first, again, key=lambda one: one.energy_j)
 

@@ -1,4 +1,4 @@
-"""Time and energy of given clocks on a dependency graph, and the baseline that savings refer to."""
+"""Time and energy of given clocks on a dependency graph, and the baseline to which savings refer."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from gpuenergyd.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class PlanEvaluation:
-    """Clocks for every node of a graph with their timeline and energy, waiting included up to the end."""
+    """Clocks for every node of a graph with their timeline and energy, including waits up to the end."""
 
     sm_clocks_mhz: tuple[int, ...]
     timeline: Timeline
@@ -88,7 +88,7 @@ def unproven_plan(request: OfflineRequest, chosen: PlanEvaluation, *, solve_cpu_
 
 
 def require_plain(request: OfflineRequest) -> None:
-    """Raise UsageError if the request asks for an order or a power cap of a planner that knows neither."""
+    """Raise UsageError if the request needs a choice of order or a power cap, which simple planners do not support."""
     if request.order_limits:
         raise UsageError("--schedule auto: only policy bubble-aware chooses the order")
     if request.is_flattest:

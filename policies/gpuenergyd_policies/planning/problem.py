@@ -1,7 +1,7 @@
 """The planning problem of one pipeline, and the steps of its solution.
 
-The sweep finds the time-energy frontier of continuous clocks, the bound certifies it, rounding chooses clocks that the
-GPU has, and refinement improves the rounded plan.
+The sweep finds the time-energy frontier for continuous clocks, the bound certifies it, rounding chooses clocks that the
+GPU supports, and refinement improves the rounded plan.
 """
 
 from dataclasses import dataclass, replace
@@ -36,13 +36,13 @@ DEADLINE_ROUNDING_RATIO = 1e-12
 PRICE_ROUNDING_W = 1e-5
 """Tolerance of prices, which are whole microwatts."""
 SLOWEST_MARGIN_RATIO = 1e-9
-"""Margin beyond T_slow with which rounding still reaches every slowest option."""
+"""Margin beyond T_slow with which rounding can still reach every slowest option."""
 LARGE_PIPELINE = 4096
 """Number of instructions from which long hulls are thinned by default."""
 LATER_RATIOS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02)
-"""Later deadlines whose optimal durations are rounded too, since they often round better."""
+"""Relative delays of later deadlines whose optimal durations are rounded too, because they often round better."""
 SMALL_PIPELINE = 160
-"""Number of instructions up to which a plan is always refined in full."""
+"""Plans with at most this many instructions are always refined in full."""
 WIDE_GAP, NARROW_GAP = 3e-3, 2e-4
 """Gaps to the bound, as shares of the energy, above which a plan is refined with all passes, or with a few."""
 
@@ -51,24 +51,24 @@ class Effort(IntEnum):
     """Effort spent on clocks once the frontier is known."""
 
     QUICK = 1
-    """Two candidates: for frontiers of many plans, and for comparing schedules."""
+    """Two candidates; for frontiers of many plans, and for comparing schedules."""
     BRIEF = 2
-    """All candidates, then few passes of refinement: for small pipelines planned offline in plain Python."""
+    """All candidates, then few passes of refinement; for small pipelines planned offline in plain Python."""
     PROMPT = 3
-    """All candidates, then refinement window by window, with small windows in large pipelines of many stages: for a job
+    """All candidates, then refinement window by window, with small windows in large pipelines of many stages; for a job
     that waits for its plan."""
     FULL = 4
-    """The same without regard to time: for plans made offline."""
+    """As PROMPT but without limiting time; for plans made offline."""
 
 
 @dataclass(frozen=True)
 class PlanningProblem:
-    """A graph and its tables in the forms that the steps of planning need."""
+    """A graph and its tables in the forms required by the planning steps."""
 
     graph: DependencyGraph
     tables: PlanningTables
     thin_tolerance: float
-    """Hulls are thinned by so much for the sweep; bounds and rounding keep all options."""
+    """Relative error permitted when hulls are thinned for the sweep; bounds and rounding keep all options."""
     rounder: Rounder
     min_time_s: float
     slowest_time_s: float
@@ -78,7 +78,7 @@ class PlanningProblem:
         return flow_network(self.graph, self.tables, thin_tolerance=self.thin_tolerance)
 
     def thinned(self, tolerance_ratio: float) -> "PlanningProblem":
-        """Return the same problem with other hulls for the sweep."""
+        """Return the same problem with differently thinned hulls for the sweep."""
         return replace(self, thin_tolerance=tolerance_ratio)
 
     def sweep(self, deadlines_s: FloatArray, *, stop_early: bool) -> Sweep:
@@ -98,8 +98,8 @@ class PlanningProblem:
 
             sum_i cost_i >= sum_i min_k (cost_ik + x_i * time_ik) + sum_e x_e * latency_e - F * T.
 
-        The bound is evaluated on the original tables and latencies, not on the rounded and thinned ones of the sweep,
-        so it is valid for any flow: a worse flow gives a weaker bound, never an invalid one.
+        The bound is computed from the original tables and latencies, not from the rounded and thinned ones of the
+        sweep, so it is valid for any flow: a worse flow gives a weaker bound, never an invalid one.
         """
         latency_s = self.network.edge_latency_s
         bounds = sweep.edge_prices_w[rows] @ latency_s - sweep.snapshot_prices_w[rows] * deadlines_s
@@ -107,16 +107,16 @@ class PlanningProblem:
             times, costs = table.times_s[table.hull], table.costs_j[table.hull]
             slopes = -np.diff(costs) / np.diff(times)
             prices = sweep.prices_w[rows][:, np.flatnonzero(self.tables.class_of == index)]
-            # cost + price * time is convex over the hull: its least vertex is where the slope falls below the price
+            # cost + price * time is convex over the hull; its minimum is where the slope falls below the price
             vertex = np.searchsorted(-slopes, -prices.ravel()).reshape(prices.shape)
             bounds += (costs[vertex] + prices * times[vertex]).sum(axis=1)
         return bounds
 
     def energy_bound_j(self, sweep: Sweep, row: int, deadline_s: float) -> float:
-        """Return a lower bound on the energy of plans that meet a deadline, with waiting charged up to their own end.
+        """Return a lower bound on the energy of plans that meet a deadline, with waits charged up to their own end.
 
-        A plan with makespan M costs at least cost bound + F * (deadline - M) + idle power * M: least at the deadline if
-        a second costs more than waiting, else at T_min.
+        A plan with makespan M costs at least cost bound + F * (deadline - M) + idle power * M. This is least at the
+        deadline if a second costs more than waiting, otherwise at T_min.
         """
         price_w = float(sweep.snapshot_prices_w[row])
         end_s = deadline_s if price_w >= self.tables.idle_power_w else self.min_time_s
@@ -130,7 +130,7 @@ class PlanningProblem:
     def best_rounding(
         self, durations_s: list[FloatArray], deadline_s: float, *, forced: bool, effort: Effort
     ) -> RoundedPlan:
-        """Return the cheapest rounding: by effective energy if the wait is forced, else with waiting up to its end."""
+        """Return the cheapest rounding: by effective energy if the wait is forced, else with waits up to its end."""
         slack_shares = (LATE,) if effort is Effort.QUICK else (LATE, EARLY, MIDDLE)
         idle_w = 0.0 if forced else self.tables.idle_power_w
         candidates = (
@@ -144,7 +144,7 @@ class PlanningProblem:
     def improved(
         self, plan: RoundedPlan, deadline_s: float, *, cost_bound_j: float, effort: Effort = Effort.FULL
     ) -> RoundedPlan:
-        """Return the plan refined as thoroughly as effort and its gap to the bound justify."""
+        """Return the plan, refined as thoroughly as the effort and its gap to the bound justify."""
         gap = (plan.cost_j - cost_bound_j) / (cost_bound_j + self.tables.idle_power_w * deadline_s)
         if gap <= NARROW_GAP:
             return plan
@@ -155,7 +155,7 @@ class PlanningProblem:
 
 
 def useful_s(deadline_s: float, min_time_s: float, slowest_time_s: float) -> float:
-    """Return the deadline limited to [T_min, T_slow], plus a margin with which rounding reaches T_slow.
+    """Return the deadline limited to [T_min, T_slow], plus a margin with which rounding can reach T_slow.
 
     Raises:
         TargetError: the deadline is below T_min.
@@ -171,7 +171,7 @@ def useful_s(deadline_s: float, min_time_s: float, slowest_time_s: float) -> flo
 def make_problem(
     graph: DependencyGraph, profile: PipelineProfile, thin_tolerance: float | None = None
 ) -> PlanningProblem:
-    """Prepare a pipeline for planning; with `thin_tolerance` None only hulls of large pipelines are thinned.
+    """Prepare a pipeline for planning; with `thin_tolerance` None only the hulls of large pipelines are thinned.
 
     Raises:
         ProfileError: a class of the graph was not measured.

@@ -1,4 +1,4 @@
-"""Pseudo-random integers for compiled searches: the same input gives the same plan, compiled or not."""
+"""Pseudo-random integers for compiled searches, so that equal input gives equal plans, compiled or not."""
 
 from gpuenergyd_policies.planning.compiled import compiled
 

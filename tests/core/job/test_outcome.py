@@ -101,7 +101,7 @@ def test_observe_mode_is_a_reason_for_no_saving() -> None:
     [
         ([80.0, 80.2, 79.9] * 8, OutcomeKind.SAVED, "24 iterations under a plan"),
         ([120.0, 120.2, 119.9] * 8, OutcomeKind.USED_MORE, "24 iterations under a plan used more energy"),
-        ([90.0, 112.0, 99.0] * 8, OutcomeKind.NOT_SIGNIFICANT, "24 iterations under a plan: no saving beyond chance"),
+        ([90.0, 112.0, 99.0] * 8, OutcomeKind.NOT_SIGNIFICANT, "24 iterations under a plan: no significant saving"),
         (
             [80.0],
             OutcomeKind.NOT_MEASURED,
@@ -128,7 +128,7 @@ def test_the_line_for_the_user_makes_no_claim_that_may_be_chance() -> None:
     line = outcome_line(tuned([90.0, 112.0, 99.0] * 8).job)
 
     assert line.startswith("no significant saving (95 %: ")
-    assert "; 24 iterations under a plan: no saving beyond chance; cost so far: 0.0 s" in line
+    assert "; 24 iterations under a plan: no significant saving; cost so far: 0.0 s" in line
 
 
 def test_savings_before_a_fall_back_count_and_its_reason_is_added() -> None:

@@ -122,7 +122,7 @@ def test_dependencies_of_split_backwards() -> None:
 @pytest.mark.parametrize(
     ("orders", "message"),
     [
-        ((("F0", "F0"),), "F0@0 appears twice"),
+        ((("F0", "F0"),), "duplicate instruction F0@0"),
         ((("B0",),), "B0@0 needs F0 of stage 0, which no rank computes"),
         ((("F0",), ("F0", "F1")), "F1@1 needs F1 of stage 0, which no rank computes"),
         ((("F0", "B0"), ("B0", "F0")), "waits for itself"),

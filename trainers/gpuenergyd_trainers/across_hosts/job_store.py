@@ -1,4 +1,4 @@
-"""The key-value store of the training job, a torch.distributed.TCPStore, used with time limits."""
+"""The key-value store of the training job, a `torch.distributed.TCPStore`, with a time limit on each operation."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -7,23 +7,23 @@ from datetime import timedelta
 from typing import Protocol, Self
 
 STORE_VARIABLE = "GPUENERGYD_STORE"
-"""`host:port` of the TCPStore to use, where MASTER_ADDR and MASTER_PORT do not name the job's own."""
+"""Variable with `host:port` of the TCPStore, for jobs whose store is not at MASTER_ADDR and MASTER_PORT."""
 
 
 class Store(Protocol):
-    """Operations of a store; each may block for any time, so only a store thread calls them."""
+    """Operations of a store; each may block for any length of time, so only a store thread calls them."""
 
     @property
     def prefix(self) -> str: ...
 
     def within(self, folder: str) -> "Store":
-        """Return the part of this store whose keys begin with a folder."""
+        """Return a view of this store in which all keys begin with a folder."""
         ...
 
     def set(self, key: str, value: str) -> None: ...
 
     def get(self, key: str) -> bytes | None:
-        """Return a key's value; None while there is none."""
+        """Return the value of a key; None while it has none."""
         ...
 
     def get_all(self, keys: Sequence[str]) -> list[bytes] | None:
@@ -52,7 +52,7 @@ class JobStore:
         """Prefix of all keys."""
 
     def within(self, folder: str) -> Self:
-        """Return the part of this store whose keys begin with a folder, on the same connection."""
+        """Return a view of this store in which all keys begin with a folder; it uses the same connection."""
         part = copy(self)
         part.prefix = f"{self.prefix}/{folder}"
         return part
@@ -61,12 +61,12 @@ class JobStore:
         self._store.set(f"{self.prefix}/{key}", value)
 
     def get(self, key: str) -> bytes | None:
-        """Return a key's value; None, without waiting, while it has none."""
+        """Return the value of a key; None, without waiting, while it has none."""
         name = f"{self.prefix}/{key}"
         return bytes(self._store.get(name)) if self._store.check([name]) else None
 
     def get_all(self, keys: Sequence[str]) -> list[bytes] | None:
-        """Return the values of all keys in two requests; None while one of them is missing."""
+        """Return the values of all these keys in two requests; None while one of them is missing."""
         names = [f"{self.prefix}/{key}" for key in keys]
         if not names:
             return []
@@ -78,7 +78,7 @@ class JobStore:
 
 
 def find_store_address(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
-    """Return host and port of the job's store from the launcher's environment variables; None without them."""
+    """Return host and port of the job's store from the launcher's environment variables; None if they are not set."""
     host, _, port = environ.get(STORE_VARIABLE, "").rpartition(":")
     if not host:
         host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")

@@ -1,4 +1,4 @@
-"""Requests of a store thread to this host's daemon: they return None instead of raising."""
+"""Requests from a store thread to the daemon of this host; on failure they return None and do not raise."""
 
 import json
 import logging
@@ -20,12 +20,12 @@ class LocalDaemon:
     socket_path: str
     _connection: HttpConnection | None = None
     _refusals: set[str] = field(default_factory=set)
-    """Reasons that were logged."""
+    """Reasons that were logged already."""
 
     def post(self, path: str, message: dict[str, Any]) -> dict[str, Any] | None:
         """Return the reply as a JSON object; None after any failure.
 
-        A refused message is logged once for each reason. The reporter logs that the daemon does not answer.
+        A refused message is logged once per reason; if the daemon does not answer, the reporter logs that.
         """
         if self._connection is None:
             self._connection = HttpConnection(self.socket_path)

@@ -1,8 +1,8 @@
-"""The leading rank of a pipeline across hosts: its daemon plans for all members, and it grants plan windows.
+"""The leading rank of a pipeline across hosts: its daemon plans for all members, and the rank grants plan windows.
 
-It reads the stages' reports from the store at most a few times in an iteration, and sends its daemon what is new in
-them; facts only when they have changed, or when the daemon does not have them. See core/distributed/plan_windows.py for
-the agreement that keeps two plans out of one iteration.
+It reads the reports of the stages from the store, at most a few times per iteration, and sends what is new to its
+daemon; facts are sent only if they have changed or the daemon lacks them. See core/distributed/plan_windows.py for the
+agreement that keeps members from following two plans in one iteration.
 """
 
 import json
@@ -22,33 +22,33 @@ from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace, membe
 from gpuenergyd_trainers.across_hosts.replica_paces import FIRST_REPLICA, OtherPaces, ReplicaPaces
 
 _ROUNDS_AHEAD = 6
-"""Rounds of the store threads between granting a plan window and its first iteration."""
+"""How many rounds of the store threads lie between granting a plan window and its first iteration."""
 _UNKNOWN_AHEAD = 4
-"""The same in iterations, while the iteration time is unknown."""
+"""How many iterations lie between them while the iteration time is unknown."""
 _READS_PER_ITERATION = 2
-"""Readings of all reports in one iteration, at most."""
+"""How often all reports are read in one iteration, at most."""
 _MAX_MESSAGE_BYTES = 262_144
-"""Parts and facts in one message to the daemon; a larger pipeline takes several."""
+"""Size limit for parts and facts in one message to the daemon; large pipelines need several messages."""
 _SUSPECT_RATIO = 1 + StragglerRules().enter_ratio
 
 _Part = tuple[int, int]
-"""Pipeline rank and carrying tensor-parallel rank."""
+"""Pipeline rank and tensor-parallel rank of the rank that carries the report."""
 
 
 _PACE_ITERATIONS = 8
-"""Iterations over which the iteration time is measured."""
+"""Number of iterations over which the iteration time is measured."""
 
 
 @dataclass(slots=True)
 class IterationPace:
-    """Measures the iteration time from instants and iteration numbers."""
+    """Measures the iteration time from iteration numbers and the times at which they were read."""
 
     iteration_s: float = 0.0
     """0 while unknown."""
     _since: tuple[float, int] | None = None
 
     def update(self, now_s: float, iteration_index: int) -> None:
-        """Record the newest iteration at an instant."""
+        """Record the number of the newest iteration at a point in time."""
         if self._since is None or iteration_index < self._since[1]:
             self._since = now_s, iteration_index
         elif iteration_index >= self._since[1] + _PACE_ITERATIONS:
@@ -58,7 +58,7 @@ class IterationPace:
 
 @dataclass(slots=True)
 class LeaderRank:
-    """The leader's state: what it last offered and published, and the pace of its pipeline and of the replicas."""
+    """State of the leader: what it last offered and published, and the iteration times of its pipeline and replicas."""
 
     place: PipelinePlace
     daemon: LocalDaemon
@@ -71,21 +71,21 @@ class LeaderRank:
     _replicas: ReplicaPaces = field(init=False)
     _straggler_time_s: float | None = None
     _offered_at_pace_s: float | None = None
-    """The straggler's iteration time when the newest plan was offered; None without a straggler."""
+    """The straggler's iteration time when the newest plan was offered; None if there was no straggler."""
     _reports: dict[_Part, StageReport] = field(default_factory=dict)
-    """The newest reports; those of parts that no longer carry are dropped."""
+    """The newest reports; those of ranks that no longer carry are dropped."""
     _raw: dict[_Part, bytes] = field(default_factory=dict)
     _new: set[_Part] = field(default_factory=set)
-    """Reports that the daemon has not received yet."""
+    """Parts whose reports the daemon has not received yet."""
     _facts_sent: dict[_Part, str] = field(default_factory=dict)
-    """Ids of the facts that the daemon has received."""
+    """IDs of the facts that the daemon has received."""
     _block: str | None = None
-    """The block at full speed that was requested last."""
+    """ID of the block at full speed that was requested last."""
     _own: MemberState | None = None
-    """This rank's state by its last report."""
+    """The state of this rank by its last report."""
     _num_news: int = 0
     _news_since_s: float | None = None
-    """When the first report was published that has not been read."""
+    """When the oldest report that has not been read was published."""
     _merged_iteration: int = -1
 
     def __post_init__(self) -> None:
@@ -95,13 +95,13 @@ class LeaderRank:
     def lead(
         self, store: Store, rank_token: str | None, iteration_index: int, *, paces: Store | None
     ) -> dict[str, Any]:
-        """Collect the stages' reports, have the daemon plan, publish the plan windows, and return them.
+        """Read the stages' reports, have the daemon plan, publish the plan windows, and return them.
 
         Args:
-            store: the store of the pipeline's run.
-            rank_token: the token of this rank, None before it has registered.
-            iteration_index: this rank's own iteration, which is newer than any in the reports.
-            paces: the store for the paces of replicas; None until it is known.
+            store: the part of the store for the pipeline's run.
+            rank_token: the token of this rank; None before it has registered.
+            iteration_index: the present iteration of this rank, which is newer than those in the reports.
+            paces: the part of the store for the iteration times of replicas; None until it is known.
         """
         grantor = self.grantor
         self._pace.update(monotonic(), iteration_index)
@@ -122,9 +122,9 @@ class LeaderRank:
         return agreement
 
     def _read_reports(self, store: Store, iteration_index: int) -> None:
-        """Read all reports once as many have been published since, or some while after the first new one.
+        """Read all reports once as many new ones have been published, or some time after the first new one.
 
-        While a straggler is suspected or its plan is being installed, each new report is read at once.
+        While a straggler is suspected or a plan for it is being installed, each new report is read at once.
         """
         num_news, now_s = store.add(self.place.news_key, 0), monotonic()
         num_new = num_news - self._num_news
@@ -156,7 +156,7 @@ class LeaderRank:
         self.grantor.update(states)
 
     def _found(self, store: Store) -> dict[_Part, bytes]:
-        """Return the reports in the store: of each stage that of rank 0, and of the ranks that no other carries."""
+        """Return the reports in the store: that of rank 0 of each stage, and those of ranks that it does not cover."""
         place = self.place
         known = list(self._reports)
         values = store.get_all([place.report_key(*part) for part in known]) if self._is_covered(known) else None
@@ -175,7 +175,7 @@ class LeaderRank:
         return sum(len(self._reports[part].tp_ranks) for part in parts) == len(self.place.members)
 
     def _num_reported(self) -> int:
-        """Return how many ranks are in reports with facts; without their daemon, reports have none."""
+        """Return how many ranks the reports with facts cover; a report has no facts if its rank has no daemon."""
         return sum(len(report.tp_ranks) for report in self._reports.values() if report.facts_id)
 
     def _plan(self, store: Store, rank_token: str, paces: Store | None) -> None:
@@ -218,7 +218,7 @@ class LeaderRank:
             )
 
     def _messages(self, store: Store) -> Iterator[dict[str, Any]]:
-        """Yield what is new in messages of limited size, at least one; the caller sends each before the next."""
+        """Yield what is new, in messages of limited size, at least one; each must be sent before the next is made."""
         parts: list[tuple[int, int, StageReport]] = []
         facts: list[Any] = []
         num_bytes = 0
@@ -230,7 +230,7 @@ class LeaderRank:
                     continue
                 own = json.loads(raw)
                 if own["facts_id"] != report.facts_id:
-                    continue  # newer facts, whose report follows
+                    continue  # these are newer facts, and the report that refers to them follows
                 facts.append(own)
                 num_bytes += len(raw)
                 self._facts_sent[part] = report.facts_id
@@ -246,7 +246,7 @@ class LeaderRank:
     def _handle(self, store: Store, reply: dict[str, Any], slowest_other_time_s: float | None) -> None:
         is_other_pipeline = self.pipeline_id not in {None, reply["pipeline_id"]}
         if is_other_pipeline or reply["merged_iteration"] < self._merged_iteration:
-            # The daemon has restarted without the plan that it made, and measures again.
+            # The daemon was restarted and has lost the plan that it made; it measures again.
             self.grantor.let_expire()
             self._offered = None
         self.pipeline_id = reply["pipeline_id"]
@@ -256,7 +256,7 @@ class LeaderRank:
         has_recovered = before_s is not None and (self._straggler_time_s is None or self._straggler_time_s < before_s)
         if reply["slices"] and reply["plan_id"] not in {None, self._offered}:
             if has_recovered:
-                self.grantor.revoke()  # full speed until all members have agreed on the faster plan
+                self.grantor.revoke()  # run at full speed until all members have agreed on the faster plan
             self._offer(store, reply)
         if reply["block"] is not None and reply["plan_id"] == self._offered and reply["block"][0] != self._block:
             self._block, num_iterations = reply["block"]
@@ -266,13 +266,13 @@ class LeaderRank:
         plan_id, slices = reply["plan_id"], reply["slices"]
         for pp_rank, plan_slice in enumerate(slices):
             store.set(self.place.slice_key(plan_id, pp_rank), _json(plan_slice))
-        # Another order is tried in several iterations.
+        # A different order must be tried for several iterations.
         is_short = slices[0]["purpose"] in TRIALS and not any(own["order"] for own in slices)
         self.grantor.propose(plan_id, is_short=is_short, replaces=frozenset(reply["replaces"]))
         self._offered, self._offered_at_pace_s = plan_id, self._straggler_time_s
 
     def _iterations_ahead(self) -> int:
-        """Return how many iterations ahead of the newest one all members are sure to know a new plan window."""
+        """Return how many iterations after the newest one all members are sure to know a new plan window."""
         iteration_s = self._pace.iteration_s
         if not iteration_s:
             return _UNKNOWN_AHEAD

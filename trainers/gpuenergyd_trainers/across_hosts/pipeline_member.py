@@ -1,15 +1,15 @@
-"""One rank of a pipeline across hosts: a thread between the job's store and this host's daemon.
+"""One rank of a pipeline across hosts: a thread that exchanges messages with the job's store and this host's daemon.
 
-    every rank    its iteration and its installed plans -> its own daemon, which merges the ranks of a stage on its host
-                  its slice of the wanted plan from the store -> its own daemon, which checks and installs it
-                  the agreed plan windows -> the training thread, which reads them at iteration boundaries
-    the carrying  its stage's report, and facts that are new, from its daemon -> store
-    rank          the leader's agreement from the store -> its daemon, which passes it to the other ranks of the stage
-    the leader    what is new of all stages -> its own daemon, which plans for all -> slices and windows -> store
+    every rank    sends its iteration and installed plans to its daemon, which merges the ranks of a stage on its host
+                  passes its slice of the wanted plan from the store to its daemon, which checks and installs it
+                  passes the agreed plan windows to the training thread, which reads them at iteration boundaries
+    the carrying  publishes the report of its stage, and new facts, from its daemon in the store
+    rank          passes the leader's agreement from the store to its daemon, and so to the other ranks of the stage
+    the leader    sends what is new in all stages to its daemon, which plans for all; publishes slices and windows
 
-On each host one rank of a stage carries, so that the traffic does not grow with the number of tensor-parallel ranks.
-The training thread never waits for any of this, and no failure here reaches it: with a store that hangs, a link that
-is cut or a leader that died, no plan window is extended, and the rank trains at full speed after the present one.
+On each host, one rank of a stage carries its messages, so that traffic does not grow with the number of tensor-parallel
+ranks. The training thread never waits for this thread, and no failure here affects it: if the store hangs, a link is
+cut or the leader dies, no plan window is extended, and the rank trains at full speed after the present window.
 """
 
 import json
@@ -33,13 +33,13 @@ from gpuenergyd_trainers.across_hosts.run_agreement import RunAgreement
 from gpuenergyd_trainers.across_hosts.store_thread import PERIOD_S, StoreThread
 
 _ROUNDS_PER_ITERATION = 8
-"""Exchanges in one iteration, at most: what travels is bounded per iteration, however long iterations are."""
+"""Exchanges per iteration, at most; this bounds the traffic per iteration, however long iterations are."""
 _SILENT_ITERATIONS = 2
-"""Iterations without an observation after which a rank says where it is: the leader takes a silent one for lost."""
+"""A rank without new observations reports its iteration this often: the leader takes a silent rank for lost."""
 
 
 class PipelineMember:
-    """A rank's membership in its pipeline, in a thread of its own."""
+    """Makes a rank a member of its pipeline, in a thread of its own."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class PipelineMember:
 
 
 class MemberExchange:
-    """The exchange of one rank with the store and its daemon; each call of `run` is one round."""
+    """The exchange of one rank with the store and its daemon; each call of `run` is one round of it."""
 
     def __init__(
         self,
@@ -110,11 +110,11 @@ class MemberExchange:
         return max(self._shortest_period_s, self._pace.iteration_s / _ROUNDS_PER_ITERATION)
 
     def run(self, store: Store, paces: Store | None) -> None:
-        """Exchange once; what a store raises passes to the caller.
+        """Run one round; exceptions of the store are passed on to the caller.
 
         Args:
-            store: the store of the pipeline's run.
-            paces: that of the training's run, for the paces of its replicas; None until it is known.
+            store: the part of the store for the pipeline's run.
+            paces: the part for the training's run, with the iteration times of its replicas; None until it is known.
         """
         token, index = self._client.rank_token, self._client.iteration_index
         self._pace.update(monotonic(), index)
@@ -150,8 +150,8 @@ class MemberExchange:
         )
 
     def _publish(self, store: Store, reply: dict[str, Any] | None) -> None:
-        """Publish the stage's report if it has changed, after the facts that it refers to."""
-        if reply is None:  # without their daemon, ranks have no plan installed
+        """Publish the stage's report if it has changed, and before it any new facts that it refers to."""
+        if reply is None:  # without a daemon, ranks have no plan installed
             index = self._client.iteration_index
             report: Any = ["", self._tp_ranks, index, index, [], [], ""]
         elif (report := reply["report"]) is None:
@@ -168,7 +168,7 @@ class MemberExchange:
             self._published = report
 
     def _is_news(self, report: StageReport) -> bool:
-        """Return whether the leader needs a report: not for the next iteration alone, nor for what it has received."""
+        """Return whether the leader needs a report; it does not if only the iteration has advanced, or nothing has."""
         before = self._published
         if before is None or report._replace(**_passing(before)) != before:
             return True
@@ -195,7 +195,7 @@ class MemberExchange:
 
 
 def _passing(report: StageReport) -> dict[str, Any]:
-    """Return the fields of a report that change in each iteration."""
+    """Return the fields of a report that change in every iteration."""
     names = ("oldest_iteration", "newest_iteration", "plan_ids", "observations")
     return {name: getattr(report, name) for name in names}
 

@@ -1,4 +1,4 @@
-"""The members of a pipeline across hosts, and the keys of that pipeline in the job's store."""
+"""The members of a pipeline across hosts, and the keys that the pipeline uses in the job's store."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ class PipelinePlace:
     tp_rank: int = 0
     num_tp_ranks: int = 1
     dp_rank: int = 0
-    """A number that no other replica of the pipeline has."""
+    """A number that differs between the replicas of the pipeline."""
 
     @property
     def name(self) -> str:
-        """The rank's name among the members of its pipeline."""
+        """The name of the rank among the members of its pipeline."""
         return member_name(self.pp_rank, self.tp_rank)
 
     @property
@@ -36,11 +36,11 @@ class PipelinePlace:
 
     @property
     def news_key(self) -> str:
-        """The counter of the reports that carrying ranks have published."""
+        """The key of a counter of all reports that carrying ranks have published."""
         return f"{self.dp_rank}/news"
 
     def report_key(self, pp_rank: int, tp_rank: int) -> str:
-        """Return the key under which a carrying rank reports its stage's ranks on its host to the leader."""
+        """Return the key under which a carrying rank reports to the leader, for the ranks of its stage on its host."""
         return f"{self.dp_rank}/up/{member_name(pp_rank, tp_rank)}"
 
     def facts_key(self, pp_rank: int, tp_rank: int) -> str:

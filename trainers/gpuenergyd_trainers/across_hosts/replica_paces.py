@@ -1,15 +1,15 @@
-"""Statements of a training's replicas to each other, through the job's store: their paces and their slowdown budget.
+"""What the replicas of a training tell each other through the job's store: iteration times and slowdown budgets.
 
-Each replica publishes its own iteration time, without waits for other replicas, and its `BudgetShare`. Of a replica
-that spans hosts, the leader does so; of a replica on one host, the first pipeline rank does, in a thread of its own: it
-publishes what its daemon measured, and passes the slowest other pace and the budget to its daemon, which decides
-whether to slow down. Each rank of a data-parallel loop is a replica: there, the first rank of each host does so for all
-ranks of the host.
+Each replica publishes a statement with its own iteration time, without waits for other replicas, and its `BudgetShare`.
+For a replica that spans hosts, the leader does this. For a replica on one host, the first pipeline rank does, in a
+thread of its own: it publishes what its daemon measured, and passes the slowest other iteration time and the budget to
+its daemon, which decides whether to slow down. In a data-parallel loop each rank is a replica, and the first rank of
+each host does this for all ranks of the host.
 
-Nothing is agreed on here: replicas do not number iterations alike, and each decides by itself. A statement holds until
-the next one, or until it has not changed for so long that the replica must be taken for silent; then it has no effect,
-and the safe default is that of none: the own pace, and full speed where another replica's host decides the budget. No
-replica waits for another, and a value that is read again is not a new reading.
+Replicas need not agree on anything: they number iterations differently, and each decides by itself. A statement holds
+until the next one, or until it is so old that the replica counts as silent. It then has no effect, which is safe: only
+the own iteration time counts, and the replica runs at full speed if another replica's host decides the budget. No
+replica waits for another, and reading a statement twice does not count as a new measurement.
 """
 
 import json
@@ -32,50 +32,50 @@ logger = logging.getLogger("gpuenergyd.trainers")
 _COUNTER = "replicas"
 _MAX_REPLICAS = 1024
 FIRST_REPLICA = 0
-"""The replica whose first rank names the run in which statements are exchanged."""
+"""The replica whose first rank chooses the name of the run, under which statements are exchanged."""
 _RULES = StragglerRules()
 _PAUSE_PER_REPLICA_S = 0.005
-"""Pause between two readings, per replica: the store belongs to the job, and every replica reads it."""
+"""Pause between two readings, per replica, to spare the store, which belongs to the job and is read by all replicas."""
 
 
 @dataclass(frozen=True, slots=True)
 class OtherPaces:
-    """The slowest own iteration time among the other replicas, as published lately."""
+    """The longest recent iteration time of the other replicas, without their waits."""
 
     slowest_time_s: float | None = None
     age_s: float = 0.0
-    """Age of the statement of the slowest replica."""
+    """Age of the slowest replica's statement."""
     is_news: bool = False
-    """Whether that statement holds a new measurement since the last reading."""
+    """Whether that statement contains a measurement made since the last reading."""
     least_overhead_s: float | None = None
-    """The shortest time that any of them spends outside its instructions."""
+    """The shortest time that any of the replicas spends outside its instructions."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Statement:
-    """The newest statement of a replica, and when it came."""
+    """The newest statement of a replica, and when it arrived."""
 
     content: Mapping[str, Any]
     share: Mapping[str, Any]
-    """Its last `BudgetShare`; empty before the first one."""
+    """Its newest `BudgetShare`; empty before the first one."""
     at_s: float
 
 
 @dataclass(slots=True)
 class ReplicaPaces:
-    """One replica's side of the exchange."""
+    """The exchange of statements as one replica takes part in it."""
 
     is_first: bool = False
-    """Whether this is the first replica, whose host keeps the budget of the training."""
+    """Whether this is the first replica, whose host keeps the training's budget."""
     _index: int | None = None
     _published: str = ""
     _next_reading_at_s: float = 0.0
     _paces: OtherPaces = field(default_factory=OtherPaces)
     _statements: dict[int, _Statement] = field(default_factory=dict)
     _excess_s: float = 0.0
-    """Time that plans of other replicas have cost."""
+    """Time that the plans of other replicas have cost."""
     _spent_s: float = 0.0
-    """What other replicas have spent of the training's time account."""
+    """What other replicas have spent from the training's time account."""
 
     def publish(
         self,
@@ -99,18 +99,18 @@ class ReplicaPaces:
             "budget": budget,
         }
         text = json.dumps(message, separators=(",", ":"))
-        if text != self._published:  # the same again is no news to anybody
+        if text != self._published:  # nobody needs the same statement again
             store.set(_key(self._index), text)
             self._published = text
 
     def others(self, store: Store, now_s: float) -> OtherPaces:
-        """Return the slowest pace of the other replicas, expired ones left out; the store is read now and then."""
+        """Return the slowest pace of the other replicas that has not expired; the store is read only at intervals."""
         if now_s < self._next_reading_at_s:
             return replace(self._paces, is_news=False)
         num_replicas = min(store.add(_COUNTER, 0), _MAX_REPLICAS)
         self._next_reading_at_s = now_s + _PAUSE_PER_REPLICA_S * num_replicas
         indices = [index for index in range(num_replicas) if index != self._index]
-        # None while a replica has counted itself and published nothing yet.
+        # `get_all` returns None while a replica has counted itself but has not published anything yet.
         found = [json.loads(raw) for raw in store.get_all([_key(index) for index in indices]) or ()]
         before = dict(self._statements)
         for index, content in zip(indices, found, strict=False):
@@ -125,7 +125,7 @@ class ReplicaPaces:
         return self._paces
 
     def budget(self, now_s: float) -> dict[str, Any]:
-        """Return the fields of `TrainingBudget`: the first replica's target, and what plans of the others have cost."""
+        """Return the fields of `TrainingBudget`: the first replica's target, and what the plans of others have cost."""
         known = self._statements.values()
         of_first = [own for own in known if own.content["is_first"] and own.share]
         first = max(of_first, key=lambda own: own.at_s, default=None)
@@ -141,10 +141,10 @@ class ReplicaPaces:
         }
 
     def _add_costs(self, heard: Mapping[int, _Statement], before: Mapping[int, _Statement]) -> None:
-        """Add what the others' plans have cost since the last reading.
+        """Add what the plans of others have cost since the last reading.
 
-        Replicas end each iteration together, so that only the slowest plan costs time. A daemon that has been restarted
-        without its account counts from 0 again; what a replica has caused before it was heard is not known.
+        Replicas end each iteration together, so only the slowest plan costs time. The account of a daemon that was
+        restarted without it begins at 0 again. What a replica cost before its first statement arrived is unknown.
         """
         most_s = most_spent_s = 0.0
         for index, own in heard.items():
@@ -157,7 +157,7 @@ class ReplicaPaces:
 
 
 def _pace(own: _Statement, before: _Statement | None, now_s: float) -> OtherPaces | None:
-    """Return one replica's pace; None if the replica does not know it, or its statement has expired."""
+    """Return the pace of one replica; None if the replica does not know it or its statement has expired."""
     own_time_s, age_s = own.content["own_time_s"], now_s - own.at_s
     if own_time_s is None or age_s > _RULES.counts_for_s(own_time_s):
         return None
@@ -176,9 +176,9 @@ def _key(index: int) -> str:
 
 
 class ReplicaOnOneHost:
-    """The exchange of a replica that is on one host, run by its first rank in a thread of its own.
+    """The exchange of a replica on a single host, which its first rank runs in a thread of its own.
 
-    With `covers_host` it is that of all replicas of the training on this host.
+    With `covers_host`, it is the exchange of all replicas of the training on this host.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class ReplicaOnOneHost:
         )
 
     def stop(self) -> None:
-        """End the exchange; this replica's message expires for the others."""
+        """End the exchange; this replica's statement expires for the others."""
         self._thread.stop()
 
     def _exchange(self, store: Store) -> None:
@@ -235,7 +235,7 @@ class ReplicaOnOneHost:
 def exchange_of_loop(
     client: RankClient, *, run_key: str, dp_rank: int, socket_path: str | None
 ) -> Callable[[], None] | None:
-    """Start the exchange of all ranks of a data-parallel loop on this host; return a function that ends it."""
+    """Start the exchange for all ranks of a data-parallel loop on this host; return a function that ends it."""
     address = find_store_address()
     if address is None:
         logger.warning(

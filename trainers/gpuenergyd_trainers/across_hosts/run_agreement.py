@@ -1,10 +1,10 @@
-"""Agreement of ranks on the present run, so that none of them reads what an earlier run has left in the job's store.
+"""Agreement of all ranks on the name of the run, so that none reads what an earlier run left in the job's store.
 
-A launcher that restarts a training may keep the store with everything in it, and the restarts that it counts differ
-between hosts: torchrun counts those that processes of a host have caused. No number of the launcher is therefore the
-same on all hosts and another one in each run. Instead one rank draws a name for the run, and writes it again and again
-with a rising number. What an earlier run has left does not change any more, because all its processes have ended before
-the next ones begin: the other ranks use the name as soon as they have seen it change.
+A launcher that restarts a training may keep the store with all its content, and its restart count differs between
+hosts, since torchrun counts only restarts that processes of the same host caused. So none of its numbers is both equal
+on all hosts and different in each run. Instead, one rank chooses a random name for the run, and keeps writing it with a
+rising number. What an earlier run left does not change any more, since all its processes end before the next ones
+start, so the other ranks use the name as soon as they have seen the value change.
 """
 
 import json
@@ -14,26 +14,26 @@ from dataclasses import dataclass, field
 from gpuenergyd_trainers.across_hosts.job_store import Store
 
 _BEAT_S = 1.0
-"""Interval in which the name is written: a rank that begins waits for the next one."""
+"""How often the name is written; a rank that starts has to wait for the next time."""
 _NAME_BYTES = 4
 
 
 @dataclass(slots=True)
 class RunAgreement:
-    """One rank's side of the agreement with the first rank of one replica."""
+    """The agreement as one rank takes part in it, with the first rank of one replica."""
 
     dp_rank: int
-    """The replica whose first rank names the run."""
+    """The replica whose first rank chooses the name."""
     is_first: bool
-    """Whether this is that rank."""
+    """Whether this rank is that rank."""
     _run: str | None = None
     _num_beats: int = 0
     _next_beat_s: float = 0.0
     _found: list[bytes | None] = field(default_factory=list)
-    """The value that this rank has found, once it has looked."""
+    """The first value that this rank read, once it has read one."""
 
     def find(self, store: Store, now_s: float) -> Store | None:
-        """Return this run's part of the store, None until its name is known; call it in each exchange."""
+        """Return this run's part of the store, None until its name is known; must be called in each exchange."""
         if self.is_first:
             self._beat(store, now_s)
         elif self._run is None:

@@ -10,7 +10,7 @@ from gpuenergyd_trainers.across_hosts.job_store import JobStore, Store
 logger = logging.getLogger("gpuenergyd.trainers")
 
 PERIOD_S = 0.1
-"""Pause between two exchanges; a message between ranks takes at most two of these, a reply four."""
+"""Pause between two exchanges; a message to another rank takes at most two of them, message and reply four."""
 STORE_LIMIT_S = 10.0
 """Time limit of one store operation."""
 _RETRY_S = 1.0
@@ -18,7 +18,7 @@ _STOP_LIMIT_S = 0.5
 
 
 class StoreThread:
-    """Connects to a store and calls a function periodically; logs the first failure and retries."""
+    """Connects to a store and calls a function periodically; retries after failures, and logs the first one."""
 
     def __init__(
         self,
@@ -33,10 +33,10 @@ class StoreThread:
         """Start the thread.
 
         Args:
-            act: the function to call; after any exception the thread connects anew.
+            act: the function to call; after an exception, the thread connects again.
             connect: returns a connected store.
             name: the caller's name in log messages.
-            consequence: the effect of a store that cannot be used, for log messages.
+            consequence: what it means for the training if the store cannot be used, for log messages.
             period_s: pause between two calls.
             at_end: called by the thread when it ends.
         """
@@ -45,7 +45,7 @@ class StoreThread:
         self._name = name
         self._consequence = consequence
         self.period_s = period_s
-        """Pause between two calls; the function may change it."""
+        """Pause between two calls; `act` may change it."""
         self._at_end = at_end
         self._store: Store | None = None
         self._is_connected: bool | None = None
@@ -82,7 +82,7 @@ class StoreThread:
 
 
 def connection_to(address: tuple[str, int], run_key: str) -> Callable[[], Store]:
-    """Return a function that connects to the job's store at an address, with keys of this run."""
+    """Return a function that connects to the job's store at an address and prefixes keys with the key of this run."""
     (host, port), prefix = address, f"gpuenergyd/{without_restarts(run_key)}"
 
     def connect() -> Store:

@@ -1,10 +1,9 @@
-"""Patches of frameworks: the first training step of an object attaches it.
+"""Patches of frameworks, by which objects attach themselves at their first training step.
 
-A method of a class, or a function of Megatron, is wrapped; on an object's first call the adapter attaches to that
-object, and the call proceeds.
-Nothing is lost, since a first step does not count as an iteration. Programs that attach themselves are left alone. Job,
-policy and slowdown come from the environment, as for every program. Without a daemon's socket on this host, nothing
-is patched.
+A method of a class, or a function of Megatron, is wrapped: when it is first called for an object, the adapter attaches
+to the object, and then the call proceeds. No measurement is lost, since the first step does not count as an iteration.
+Programs that attach themselves are left alone. Job, policy and slowdown are taken from the environment, as for any
+program. Without a daemon's socket on this host, nothing is patched.
 """
 
 import functools
@@ -21,7 +20,7 @@ logger = logging.getLogger("gpuenergyd.trainers")
 
 
 def join_pipeline_schedules(module: ModuleType) -> None:
-    """Attach schedules of torch.distributed.pipelining at their first step."""
+    """Patch the pipeline schedules of torch.distributed.pipelining."""
 
     def join(schedule: Any) -> None:
         if "step" in vars(schedule):
@@ -35,7 +34,7 @@ def join_pipeline_schedules(module: ModuleType) -> None:
 
 
 def join_pipeline_engines(module: ModuleType) -> None:
-    """Attach DeepSpeed's pipeline engines at their first batch."""
+    """Patch DeepSpeed's pipeline engines; they attach at their first batch."""
 
     def join(engine: Any) -> None:
         if "_INSTRUCTION_MAP" in vars(engine):
@@ -49,7 +48,7 @@ def join_pipeline_engines(module: ModuleType) -> None:
 
 
 def join_lightning_trainers(module: ModuleType) -> None:
-    """Add the callback to Lightning's trainers at their first fit."""
+    """Patch Lightning's trainers; the callback is added when they first fit."""
 
     def join(trainer: Any) -> None:
         if any(type(callback).__name__ == "GpuEnergyCallback" for callback in trainer.callbacks):
@@ -63,7 +62,7 @@ def join_lightning_trainers(module: ModuleType) -> None:
 
 
 def join_huggingface_trainers(module: ModuleType) -> None:
-    """Add the callback to Hugging Face trainers at the start of training, after their own callbacks."""
+    """Patch Hugging Face trainers; the callback is added at the start of training, after their own callbacks."""
 
     def join(trainer: Any) -> None:
         if any(type(callback).__name__ == "GpuEnergyCallback" for callback in trainer.callback_handler.callbacks):
@@ -77,7 +76,7 @@ def join_huggingface_trainers(module: ModuleType) -> None:
 
 
 def join_plain_loops(module: ModuleType) -> None:
-    """Join loops that mark nothing, from their optimizer steps."""
+    """Watch the optimizer steps of loops that mark nothing themselves, to attach them."""
     if not Path(find_socket_path()).exists():
         return
     from gpuenergyd_trainers.loop import UnmarkedLoop  # noqa: PLC0415  only where it is needed
@@ -93,7 +92,7 @@ _MEGATRON_STEPS = (
 
 
 def join_megatron_schedules(module: ModuleType) -> None:
-    """Attach the configurations of Megatron-core's models at their first training step."""
+    """Patch the schedules of Megatron-core; the model's configuration is attached at the first training step."""
     if not Path(find_socket_path()).exists():
         return
     seen: list[Any] = []

@@ -1,4 +1,4 @@
-"""The environment in which every Python process of a program loads the hook."""
+"""The environment that makes every Python process of a program load the hook."""
 
 import os
 import secrets
@@ -13,13 +13,13 @@ from gpuenergyd.client.run_mark import MARK_VARIABLE
 
 HOOK_FOLDER = Path(__file__).parent / "hook"
 ROOTS_VARIABLE = "GPUENERGYD_HOOK_ROOTS"
-"""The folders in which the hook finds this package, for a Python without it."""
+"""Variable with the folders in which the hook finds this package, if the process's Python does not have it."""
 
 
 def launch_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return an environment with the hook's folder first in PYTHONPATH, for a program that replaces this process.
 
-    Where a daemon's socket exists, the program's first process also reports at its end if nothing has joined.
+    If there is a daemon's socket, the program's first process also reports at its end if no rank has joined.
     """
     roots = (Path(str(package.__file__)).parents[1] for package in (gpuenergyd, gpuenergyd_trainers))
     before = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]

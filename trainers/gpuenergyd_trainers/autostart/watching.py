@@ -1,7 +1,7 @@
-"""An import hook that patches supported frameworks once they are imported.
+"""An import hook that patches supported frameworks when they are imported.
 
-It is loaded at the start of every Python process of a program, so it imports next to nothing and adds one dictionary
-look-up to other imports.
+It is loaded at the start of every Python process of a program. So it imports very little, and costs other imports only
+one dictionary look-up.
 """
 
 import importlib.machinery
@@ -18,17 +18,17 @@ WATCHED = {
     "transformers.trainer": "join_huggingface_trainers",
     "torch.optim.optimizer": "join_plain_loops",
 }
-"""Modules, and the functions of `joining` that patch them."""
+"""Modules to patch, with the functions of `joining` that patch them."""
 
 
 class Watcher:
-    """A finder that delegates to the other finders and patches a watched module after its loader has run."""
+    """A finder that uses the other finders, and patches a watched module after its loader has run."""
 
     def __init__(self) -> None:
         self._is_delegating = False
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        """Return a watched module's spec; None for every other."""
+        """Return the spec of a watched module; None for any other module."""
         if name not in WATCHED or self._is_delegating:
             return None
         self._is_delegating = True
@@ -62,7 +62,7 @@ def _delegate(watcher: Watcher, name: str, path: object, target: object) -> impo
 
 
 def _patch_after_loading(loader: object, patch_name: str) -> None:
-    """Wrap the loader's exec_module on this one instance, which loads this one module."""
+    """Wrap `exec_module` on this loader instance only, which loads only this module."""
     execute = loader.exec_module  # type: ignore[attr-defined]  # every current loader has it
 
     def execute_and_patch(module: ModuleType) -> None:

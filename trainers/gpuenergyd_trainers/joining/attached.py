@@ -1,4 +1,4 @@
-"""What this process has attached: a second attach to the same object returns the handle of the first."""
+"""The objects that this process has attached; attaching one of them again returns its first handle."""
 
 import logging
 from typing import Generic, Protocol, TypeVar
@@ -8,14 +8,14 @@ logger = logging.getLogger("gpuenergyd.trainers")
 
 
 class _Joined(Protocol):
-    """A handle of an attached object, which it keeps alive."""
+    """The handle of an attached object; it keeps the object alive."""
 
     @property
     def job_name(self) -> str: ...
 
     @property
     def is_first(self) -> bool:
-        """Whether its rank is the one that speaks to the user."""
+        """Whether its rank is the one that prints messages to the user."""
         ...
 
 
@@ -23,9 +23,9 @@ H = TypeVar("H", bound=_Joined)
 
 
 class AttachedObjects(Generic[H]):
-    """Handles by the objects that they are attached to, until they are detached.
+    """The handles of attached objects, until they are detached.
 
-    The objects need not be hashable: a handle keeps its object alive, so that its id stays its own.
+    Objects need not be hashable, as they are found by `id`: a handle keeps its object alive, so no other gets that id.
     """
 
     def __init__(self) -> None:
@@ -36,11 +36,11 @@ class AttachedObjects(Generic[H]):
         self._handles[id(target)] = handle
 
     def remove(self, target: object) -> None:
-        """Forget an object that is detached."""
+        """Forget an object that was detached."""
         self._handles.pop(id(target), None)
 
     def find(self, target: object, target_name: str) -> H | None:
-        """Return the handle of an object that is attached, and tell the user at the first time; None for another."""
+        """Return the handle of an attached object, and tell the user the first time; None for any other object."""
         handle = self._handles.get(id(target))
         if handle is not None and handle not in self._reported:
             self._reported.add(handle)

@@ -1,8 +1,8 @@
-"""Training steps that a program captures in a graph and replays: each replay counts as the step that it holds.
+"""Training steps that a program captures in a graph and replays: each replay counts as the step that was captured.
 
-While a step is captured, the begins and ends of its instructions become event nodes of the graph; nothing else of ours
-is in it. Replays run no Python inside: the adapters' marks are replaced by the nodes' times, and clock requests by one
-timetable per replay.
+While a step is captured, the begins and ends of its instructions become event nodes of the graph; we add nothing else
+to it. A replay runs no Python code, so the times of these nodes replace the marks of the adapters, and one timetable
+per replay replaces the clock requests.
 """
 
 import logging
@@ -25,7 +25,7 @@ class SteppedRank(Protocol):
 
     @property
     def is_in_step(self) -> bool:
-        """Whether a step has begun and not ended."""
+        """Whether a step has begun and has not ended."""
         ...
 
     def begin_step(self) -> None: ...
@@ -33,12 +33,12 @@ class SteppedRank(Protocol):
     def end_step(self) -> None: ...
 
     def fail_step(self) -> None:
-        """End one that raised."""
+        """End a step that raised."""
         ...
 
 
 class CapturedSteps:
-    """Captures of one rank's steps."""
+    """Follows captures and replays of one rank's steps."""
 
     def __init__(self, rank: SteppedRank, client: RankClient, log_name: str) -> None:
         self._rank = rank
@@ -50,7 +50,7 @@ class CapturedSteps:
 
     @property
     def num_captures(self) -> int:
-        """Graphs that this process has begun to capture."""
+        """How many graphs this process has begun to capture."""
         return self._graphs.num_captures if self._graphs is not None else 0
 
     def begin(self) -> bool:
@@ -60,12 +60,12 @@ class CapturedSteps:
         return self.is_capturing
 
     def abandon(self) -> None:
-        """Forget a step that raised while it was captured."""
+        """Forget a step that raised while it was being captured."""
         self.is_capturing = False
         self._client.end_capture()
 
     def end(self) -> None:
-        """End the capture of a step, and follow the replays of its graph."""
+        """End the capture of a step; replays of its graph are followed from now on."""
         self.is_capturing = False
         captured, graphs = self._client.end_capture(), self._graphs
         graph = graphs.being_captured if graphs is not None else None

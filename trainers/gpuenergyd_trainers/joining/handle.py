@@ -1,4 +1,4 @@
-"""The handle that every `attach` returns, and the methods that it has wrapped."""
+"""The handle that every `attach` returns, and the attributes that it has wrapped."""
 
 import logging
 from collections.abc import Callable
@@ -16,14 +16,14 @@ class Wrapped(Protocol):
     """A part of the program that was wrapped."""
 
     def undo(self) -> bool:
-        """Restore it; return False when the program has changed it since."""
+        """Restore the original; return False if the program has changed the part since."""
         ...
 
 
 class WrappedAttribute:
-    """`target.name`, replaced on the instance by `make(original)`.
+    """An attribute of `target` that was replaced, on the instance only, by `make(original)`.
 
-    The class stays as it is, so that objects built by a framework can be wrapped too.
+    The class is not changed, so that objects that a framework has built can be wrapped too.
     """
 
     def __init__(self, target: object, name: str, make: Callable[[Call], Call]) -> None:
@@ -35,7 +35,7 @@ class WrappedAttribute:
         setattr(target, name, self._wrapper)
 
     def undo(self) -> bool:
-        """Restore the attribute; return False when it has been wrapped again since, which keeps this wrapper in use."""
+        """Restore the attribute; return False if it has been wrapped again, so that this wrapper remains in use."""
         if vars(self._target).get(self._name) is not self._wrapper:
             return False
         if self._was_on_instance:
@@ -46,18 +46,18 @@ class WrappedAttribute:
 
 
 class Handle:
-    """An attached training program; `detach` restores it. Without a rank, a program that was not attached."""
+    """An attached training program, until `detach`; without a rank, a program that could not be attached."""
 
     def __init__(self, rank: OrderedRank | None = None) -> None:
         self._rank = rank
         self._wrapped: list[Wrapped] = []
         self._num_errors = 0
         self.on_detach: list[Callable[[], None]] = []
-        """Functions that `detach` calls after the attributes are restored."""
+        """Functions that `detach` calls after it has restored the attributes."""
 
     @property
     def is_attached(self) -> bool:
-        """Whether the program is wrapped and runs the registered instruction order."""
+        """Whether the program is wrapped and runs its instructions in the registered order."""
         return self._rank is not None and self._rank.is_active and bool(self._wrapped)
 
     @property
@@ -72,22 +72,22 @@ class Handle:
 
     @property
     def order(self) -> tuple[OrderRow, ...] | None:
-        """This rank's instructions of one iteration, in order; None while they are not known."""
+        """The instructions of this rank in one iteration, in order; None while they are unknown."""
         return self._rank.order if self._rank is not None else None
 
     @property
     def plan_epoch(self) -> int:
-        """The epoch of the plan that the newest iteration followed; 0 at full speed without a plan."""
+        """The epoch of the plan that the newest iteration followed; 0 if it ran at full speed without a plan."""
         return self._rank.client.plan_epoch if self._rank is not None else 0
 
     @property
     def energy_per_gpu_j(self) -> float | None:
-        """Energy per GPU (J/iter/GPU) of the newest measured iteration, of all GPUs of the job; None before one."""
+        """Energy per GPU of the newest measured iteration (J/iter/GPU), a mean over all GPUs; None before the first."""
         return self._rank.client.energy_per_gpu_j if self._rank is not None else None
 
     @property
     def power_per_gpu_w(self) -> float | None:
-        """Mean power per GPU (W/GPU) in that iteration; None before one."""
+        """Mean power per GPU in that iteration (W/GPU); None before the first."""
         return self._rank.client.power_per_gpu_w if self._rank is not None else None
 
     @property
@@ -107,7 +107,7 @@ class Handle:
             self._rank.leave()
 
     def shielded(self, act: Callable[[], None]) -> None:
-        """Call a function inside a training step; an exception is counted, and the first one logged."""
+        """Call a function within a training step; exceptions are counted and suppressed, and the first is logged."""
         try:
             act()
         except Exception:

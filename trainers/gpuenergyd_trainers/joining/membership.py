@@ -1,8 +1,8 @@
 """Joining a pipeline rank to the daemon of its host: options, membership, and the attachment itself.
 
-A pipeline on one host is one job of that host's daemon. Of a pipeline across hosts, each rank is a job of its own in
-its host's daemon, and the ranks agree on plans through the job's store. `Membership` holds the difference, and `place`
-says where a rank is, so that the adapters of the frameworks need to know neither.
+A pipeline on one host is a single job of that host's daemon. If a pipeline spans hosts, each of its ranks is a job of
+its own for the daemon of its host, and the ranks agree on plans through the job's store. `Membership` holds this
+difference, and `place` says where a rank is, so that the adapters of frameworks need to know neither.
 """
 
 import logging
@@ -39,7 +39,7 @@ _attached: AttachedObjects[Handle] = AttachedObjects()
 
 
 class JoinKeywords(TypedDict, total=False):
-    """Keyword arguments that the `attach` of every pipeline framework accepts; `JoinOptions` describes them."""
+    """Keyword arguments that the `attach` of each pipeline framework accepts; `JoinOptions` describes them."""
 
     gpu_uuid: str | None
     socket_path: str | None
@@ -54,7 +54,7 @@ class JoinKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinOptions:
-    """Options of joining a job, the same for every pipeline framework."""
+    """Options for joining a job, the same for all pipeline frameworks."""
 
     job: str | None = None
     """Name of the job in reports, the same on all ranks; by default from GPUENERGYD_JOB or the program."""
@@ -71,12 +71,12 @@ class JoinOptions:
     timer: InstructionTimer | None = None
     """The timer of this rank's instructions; by default one for its device."""
     memory: MemoryMeter | None = None
-    """Reads the memory of this rank's GPU; by default torch's allocator for its CUDA device."""
+    """Reads the memory of this rank's GPU; by default uses torch's allocator for its CUDA device."""
     allow_reorder: bool | None = None
-    """Whether plans may bring another order of instructions, where the framework's schedule permits that; by default
-    from GPUENERGYD_JOB_ALLOW_REORDER, else not."""
+    """Whether plans may change the order of instructions, if the framework's schedule permits it; by default from
+    GPUENERGYD_JOB_ALLOW_REORDER, else not."""
     place: Place | None = None
-    """This rank's place in the training; by default as the framework knows it."""
+    """This rank's place in the training; by default the one that the framework reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +86,14 @@ class PipelineRank:
     framework: str
     schedule_name: str
     expected_order: tuple[OrderRow, ...] | None
-    """The instructions of one iteration, in order; None where they must be learned."""
+    """The instructions of one iteration, in order; None if they must be learned."""
     num_microbatches: int
     num_chunks: int = 1
     place: Place
     device: Any
     """The torch device that runs the instructions."""
     order_of: Callable[[int], tuple[OrderRow, ...]] | None = None
-    """Returns the instructions of an iteration of another number of microbatches; None where that cannot change."""
+    """Returns the instructions of an iteration with another number of microbatches; None if that number is fixed."""
     reorder_refusal: str = "the order of this schedule cannot be changed from outside"
     """Why the order of instructions cannot change while the program runs; empty if it can."""
 
@@ -103,16 +103,16 @@ class Membership:
     """The position of a rank in its job, and what it exchanges with other hosts."""
 
     rank: RankDescription
-    """The position, as registered with the daemon of the rank's host."""
+    """The position, as the rank registers it with the daemon of its host."""
     start_exchange: Callable[[RankClient, str | None], Callable[[], None] | None]
     """Starts the exchange with other hosts, given the client and the socket path; returns a function that ends it, or
-    None where there is nothing to exchange."""
+    None if there is nothing to exchange."""
     is_windowed: bool = False
-    """Whether plans are agreed on with members on other hosts, and followed in windows of iterations."""
+    """Whether the rank agrees on plans with members on other hosts, and follows them in windows of iterations."""
 
 
 def find_membership(place: Place, run_key: str) -> Membership:
-    """Return the membership of a rank; without a store for the job, a pipeline across hosts stays at full speed.
+    """Return the membership of a rank; a pipeline across hosts whose job has no store stays at full speed.
 
     Raises:
         UsageError: a stage of the pipeline is on several hosts.
@@ -134,7 +134,7 @@ def _pipeline_on_one_host(place: Place, run_key: str, address: tuple[str, int] |
     """Return the membership of a rank whose whole pipeline is on this host."""
 
     def start_exchange(client: RankClient, socket_path: str | None) -> Callable[[], None] | None:
-        """Exchange paces with replicas on other hosts: the pipeline's first rank does so for all its ranks."""
+        """Exchange iteration times with replicas on other hosts; the pipeline's first rank does this for all."""
         if address is None or not has_other_hosts() or not place.leads_replica:
             return None
         connect = connection_to(address, run_key)
@@ -153,7 +153,7 @@ def _pipeline_on_one_host(place: Place, run_key: str, address: tuple[str, int] |
 
 
 def _member_across_hosts(place: Place, run_key: str, address: tuple[str, int]) -> Membership:
-    """Return the membership of a rank whose pipeline spans hosts: a job of one rank in its own host's daemon."""
+    """Return the membership of a rank whose pipeline spans hosts: it is a job of its own for its host's daemon."""
     pipeline, stage = place.pipeline, place.stage
     member = PipelinePlace(pipeline.rank, pipeline.size, stage.rank, stage.size, place.replica)
 
@@ -179,14 +179,14 @@ def join(
     target: object,
     target_name: str,
 ) -> Handle:
-    """Attach a pipeline rank to the daemon; on any failure log one warning and leave the program as it is.
+    """Attach a pipeline rank to the daemon; on any failure, log one warning and leave the program unchanged.
 
-    An object that is attached already keeps its handle, which is returned.
+    For an object that is already attached, its handle is returned.
 
     Args:
-        options: options of the user.
-        describe: returns the framework's description of the rank; may raise anything.
-        make_handle: wraps the framework's objects.
+        options: the user's options.
+        describe: returns the rank as the framework describes it; may raise anything.
+        make_handle: wraps the framework's objects and returns their handle.
         target: the attached object.
         target_name: its name in messages.
     """
@@ -209,7 +209,7 @@ def join(
         handle.shielded(start_exchange)
         _attached.add(target, handle)
         handle.on_detach.append(partial(_attached.remove, target))
-    except Exception as error:  # noqa: BLE001  unsupported frameworks must train on unchanged
+    except Exception as error:  # noqa: BLE001  with an unsupported framework, training must continue unchanged
         logger.warning(
             "gpuenergyd: job %s: %s cannot be joined, training continues at full speed: %r",
             find_job_options(options.job).job_name,

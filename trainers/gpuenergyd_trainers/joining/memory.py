@@ -1,25 +1,25 @@
-"""Memory of a rank's GPU: what is free at the peak of an iteration, and what a microbatch in flight takes."""
+"""The memory of a rank's GPU: how much is free at the peak of an iteration, and how much a microbatch needs."""
 
 from typing import Any, Protocol
 
 
 class MemoryMeter(Protocol):
-    """Reads the memory of one rank's device; called on the training thread, outside of instructions' times."""
+    """Reads the memory of one rank's device; called on the training thread, but not while an instruction is timed."""
 
     @property
     def capacity_bytes(self) -> int: ...
 
     def allocated_bytes(self) -> int:
-        """Return the memory that tensors take now."""
+        """Return the memory that tensors use now."""
         ...
 
     def free_bytes(self) -> int:
-        """Return the memory that was still available to this process at its peak so far."""
+        """Return the memory that this process could still have used at its peak so far."""
         ...
 
 
 class CudaMemory:
-    """Memory of a CUDA device, from the statistics of torch's allocator, which it never resets."""
+    """Memory of a CUDA device, from the statistics of torch's allocator, which are never reset here."""
 
     def __init__(self, torch: Any, device: Any) -> None:
         self._cuda = torch.cuda
@@ -31,11 +31,11 @@ class CudaMemory:
         return int(self._capacity_bytes)
 
     def allocated_bytes(self) -> int:
-        """Return the memory that tensors take now."""
+        """Return the memory that tensors use now."""
         return int(self._cuda.memory_allocated(self._device))
 
     def free_bytes(self) -> int:
-        """Return what no process has reserved, and what this one has reserved beyond its tensors' peak."""
+        """Return what no process has reserved, plus what this process has reserved beyond the peak of its tensors."""
         unreserved_bytes, _ = self._cuda.mem_get_info(self._device)
         reserved_bytes = self._cuda.memory_reserved(self._device)
         return int(unreserved_bytes + max(0, reserved_bytes - self._cuda.max_memory_allocated(self._device)))
@@ -44,11 +44,11 @@ class CudaMemory:
 class MicrobatchMemory:
     """Measures a rank's memory in its first iterations, and again whenever it runs in another order.
 
-    A microbatch takes what its forward leaves allocated; the largest of all forwards counts.
+    A microbatch needs what its forward leaves allocated; the largest value of all forwards is reported.
     """
 
     MEASURED_ITERATIONS = 4
-    """Iterations in which forwards are measured: reading the allocator takes some of a program's launch time."""
+    """Iterations in which forwards are measured; only a few, as reading the allocator delays launches."""
 
     def __init__(self, meter: MemoryMeter) -> None:
         self._meter = meter
@@ -72,7 +72,7 @@ class MicrobatchMemory:
             self._before_bytes = None
 
     def end_iteration(self, *, is_reordered: bool) -> tuple[int, ...] | None:
-        """Return the memory to report after an iteration: free, of a microbatch, of the device; None if not read."""
+        """Return (free, per microbatch, capacity) in bytes to report after an iteration; None if not measured."""
         if not (self.is_measuring or is_reordered):
             return None
         self._num_measured += 1

@@ -1,4 +1,4 @@
-"""A rank whose instruction order is checked after every iteration: a plan for another order would slow it down."""
+"""A rank whose order of instructions is checked after every iteration, as a plan for another order would slow it."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -20,18 +20,18 @@ from gpuenergyd_trainers.joining.captured_steps import CapturedSteps
 logger = logging.getLogger("gpuenergyd.trainers")
 _STEPS_WITHOUT_INSTRUCTIONS = 3
 _MAX_LEARNED = 24
-"""Iterations in which an order must show twice in a row."""
-_MAX_INSTRUCTIONS_PER_MICROBATCH = 4  # F, then B or I and W; room for one more, so that an excess is detected
+"""Within so many iterations, an order must occur twice in a row."""
+_MAX_INSTRUCTIONS_PER_MICROBATCH = 4  # F, then B or I and W: three at most, and one more so that excess is detected
 
 
 def order_rows(schedule: Schedule, pp_rank: int) -> tuple[OrderRow, ...]:
-    """Return a rank's instructions in one iteration of a schedule, in the form in which they are registered."""
+    """Return the instructions of a rank in one iteration of a schedule, in the form in which ranks register them."""
     keys = (instruction_key(instruction) for instruction in schedule.orders[pp_rank])
     return tuple((str(kind), microbatch_index, chunk_index) for kind, microbatch_index, chunk_index in keys)
 
 
 def can_replace(order: Sequence[OrderRow], registered: Sequence[OrderRow]) -> bool:
-    """Return whether a rank can run an order in place of its registered one in 1F1B."""
+    """Return whether a rank of a 1F1B pipeline can run this order instead of the registered one."""
     try:
         own, before = (
             [Instruction(0, InstructionKind(kind), microbatch, chunk) for kind, microbatch, chunk in rows]
@@ -56,10 +56,10 @@ def timer_for(device: Any, num_microbatches: int, num_chunks: int = 1) -> Instru
 class OrderedRank:
     """Follows plans while the rank runs its instructions in the registered order.
 
-    Without an `expected_order`, the order is registered once two consecutive iterations agree. `order_of` returns the
-    order of another number of microbatches, for trainings in which that changes. The first step after a start or a
-    pause does not count as an iteration: frameworks do setup work in it. Nor does one in which a graph was captured.
-    A step that is itself captured runs when its graph is replayed: see `captured_steps`.
+    Without an `expected_order`, an order is registered once it occurs in two consecutive iterations. `order_of` returns
+    the order for another number of microbatches, for trainings in which that number changes. The first step after a
+    start or a pause does not count as an iteration, since frameworks do setup work in it; nor does a step in which a
+    graph was captured. A step that is itself captured counts when its graph is replayed, see `captured_steps`.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class OrderedRank:
         self._num_steps = self._num_learned = 0
         self._captured_steps = CapturedSteps(self, client, log_name)
         self.is_in_step = False
-        """Whether a step has begun and not ended."""
+        """Whether a step has begun and has not ended."""
         self.is_active = client.is_managed
-        """False without a GPU, after a deviation from the registered order, or after `leave`."""
+        """False without a GPU, after the rank deviated from the registered order, and after `leave`."""
         if self._expected is not None:
             client.register(self._expected)
 
@@ -96,14 +96,14 @@ class OrderedRank:
 
     @property
     def can_change_microbatches(self) -> bool:
-        """Whether the rank can go on with another number of microbatches, planned for anew."""
+        """Whether the rank can continue with another number of microbatches, for which it is planned again."""
         return self._order_of is not None
 
     def change_microbatches(self, num_microbatches: int) -> None:
-        """Register the order of another number of microbatches; the next training step counts as a start.
+        """Register the order for another number of microbatches; the next training step counts as a start.
 
         Raises:
-            ScheduleError: there is no order of so many microbatches.
+            ScheduleError: the schedule cannot run this number of microbatches.
         """
         assert self._order_of is not None
         order = self._order_of(num_microbatches)
@@ -113,7 +113,7 @@ class OrderedRank:
             self.client.change_order(order, num_microbatches=num_microbatches)
 
     def begin_step(self) -> None:
-        """Begin a training step, or its capture."""
+        """Begin a training step, or the capture of one."""
         if self.is_active and self._captured_steps.begin():
             return
         self.is_in_step = True
@@ -144,9 +144,9 @@ class OrderedRank:
 
     @property
     def order_to_run(self) -> tuple[OrderRow, ...]:
-        """The order that the plan of the running iteration brings; empty for the framework's own, or between steps.
+        """The order that the plan of the present iteration requires; empty for the framework's own, or between steps.
 
-        One that cannot take the place of the registered order is never run, whatever the daemon sends.
+        An order that cannot replace the registered one is never run, whatever the daemon sends.
         """
         planned = self.client.planned_order if self._is_step_an_iteration else ()
         if planned and planned is not self._checked:
@@ -154,7 +154,7 @@ class OrderedRank:
         return planned if planned and self._can_run_checked else ()
 
     def fail_step(self) -> None:
-        """End a training step that raised: it is not reported, and the next one counts as a start."""
+        """End a training step that raised: it is not reported, and the next step counts as a start."""
         if self._captured_steps.is_capturing:
             self._captured_steps.abandon()
             return
@@ -163,7 +163,7 @@ class OrderedRank:
         self.pause()
 
     def pause(self) -> None:
-        """Suspend the job, as for an evaluation; the next training step counts as a start."""
+        """Suspend the job, e.g. for an evaluation; the next training step counts as a start."""
         if self._is_warm:
             self.client.pause()
         self._is_warm = False
@@ -182,7 +182,7 @@ class OrderedRank:
         self.client.release(shall_wait=shall_wait)
 
     def give_up(self, reason: str) -> None:
-        """Leave the job because its instructions cannot be followed, and say why."""
+        """Leave the job because its instructions cannot be followed, and log the reason."""
         delete_mark()
         logger.warning("gpuenergyd: %s: not followed: %s; training continues at full speed", self._log_name, reason)
         self.leave(shall_wait=False)

@@ -1,8 +1,8 @@
-"""A rank's place in its training: in every dimension of parallelism, on its host, and among the ranks of its stage.
+"""The place of a rank in its training: in each dimension of parallelism, on its host, and within its stage.
 
-A training runs replicas of a pipeline, a replica has stages, and a stage has ranks. The ranks of a stage exchange parts
-of every layer (tensor and context parallelism) or of every expert layer (expert parallelism): they run each instruction
-together, so they follow one plan. Replicas wait for each other only at the end of an iteration.
+A training runs replicas of a pipeline, a replica consists of stages, and a stage of ranks. The ranks of a stage
+exchange parts of every layer (tensor and context parallelism) or of every expert layer (expert parallelism). So they
+run each instruction together and follow one plan. Replicas wait for each other only at the end of an iteration.
 """
 
 import os
@@ -37,19 +37,19 @@ class Place:
     context: Coordinate = Coordinate()
     expert: Coordinate = Coordinate()
     stage: Coordinate = Coordinate()
-    """The position among all ranks of the stage: tensor-, context- and expert-parallel ones."""
+    """The position among all ranks of the stage, which are tensor-, context- and expert-parallel."""
     replica: int = 0
-    """A number that no other replica of the pipeline has."""
+    """A number that differs between the replicas of the pipeline."""
     stages: tuple[tuple[int, ...], ...] = ()
     """The global ranks of each stage of this replica; empty if unknown."""
     ranks_per_host: int | None = None
-    """Ranks of the training on each host; None if unknown."""
+    """Number of the training's ranks on each host; None if unknown."""
     is_across_hosts: bool = False
     """Whether the ranks of this replica are on several hosts."""
 
     @property
     def name(self) -> str:
-        """Name in messages: the stage, and the number in the stage if it has several ranks."""
+        """Name in messages: the stage, followed by the number within the stage if it has several ranks."""
         return f"{self.pipeline.rank}" if self.stage.size == 1 else f"{self.pipeline.rank}.{self.stage.rank}"
 
     @property
@@ -64,7 +64,7 @@ class Place:
 
     @property
     def siblings(self) -> tuple[int, ...]:
-        """The global ranks of this rank's stage, itself included; empty if unknown."""
+        """The global ranks of this rank's stage, including itself; empty if unknown."""
         return self.stages[self.pipeline.rank] if self.stages else ()
 
     @property
@@ -76,7 +76,7 @@ class Place:
         """Check that no stage is on several hosts.
 
         Raises:
-            UsageError: a stage is; the message names it.
+            UsageError: a stage is on several hosts; the message names the stage.
         """
         for pp_rank, ranks in enumerate(self.stages if self.ranks_per_host else ()):
             hosts = {rank // (self.ranks_per_host or 1) for rank in ranks}
@@ -91,17 +91,17 @@ class Place:
 class RankGroups:
     """The groups of global ranks that a rank belongs to, one per dimension; empty for a dimension that is not used.
 
-    Groups of the other ranks of the replica are taken to be laid out in the same way, as frameworks do it.
+    The groups of the replica's other ranks are assumed to have the same layout, as frameworks create them.
     """
 
     own: int
     pipeline: tuple[int, ...] = ()
     data: tuple[int, ...] = ()
-    """Ranks with the same tensor-, context- and pipeline-parallel rank. Empty also if unknown."""
+    """Ranks with the same tensor-, context- and pipeline-parallel rank; also empty if unknown."""
     tensor: tuple[int, ...] = ()
     context: tuple[int, ...] = ()
     expert: tuple[int, ...] = ()
-    """Ranks that hold other experts of the same layers; usually some of the data-parallel ones."""
+    """Ranks that hold other experts of the same layers, usually some of the data-parallel ranks."""
     expert_tensor: tuple[int, ...] = ()
     """Ranks that hold other parts of the same experts."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -112,7 +112,7 @@ def place_from_groups(groups: RankGroups) -> Place:
     """Return the place of a rank from its groups of global ranks.
 
     Raises:
-        UsageError: a group lacks the rank, or the groups do not form stages.
+        UsageError: a group does not contain the rank, or the groups do not form stages.
     """
     own = groups.own
     stage = _stage(groups)
@@ -142,13 +142,13 @@ def given_place(
     tp_rank: int = 0,
     num_tp_ranks: int = 1,
 ) -> Place:
-    """Return a place from numbers that the user has given; whether it is on several hosts is unknown.
+    """Return the place that the user's numbers describe; whether the replica spans hosts is unknown.
 
     Args:
         pp_rank: number of the pipeline stage.
         num_pp_ranks: number of pipeline stages.
-        dp_rank: a number that no other replica of the pipeline has.
-        tp_rank: number of the rank in its stage: tensor-, context- and expert-parallel ranks together.
+        dp_rank: a number that differs between the replicas of the pipeline.
+        tp_rank: number of the rank in its stage, which has all tensor-, context- and expert-parallel ranks.
         num_tp_ranks: number of ranks of a stage.
 
     Raises:
@@ -167,11 +167,12 @@ def _coordinate(group: Sequence[int], own: int, name: str) -> Coordinate:
 
 
 def _stage(groups: RankGroups) -> set[int]:
-    """Return the global ranks that run instructions together with a rank, itself included."""
+    """Return the global ranks that run each instruction together with a rank, including itself."""
     own = groups.own
     block = _combined(own, groups.tensor, groups.context)
     experts = _combined(own, groups.expert, groups.expert_tensor)
-    # Expert parallelism usually divides the data-parallel ranks: each of them brings its own block.
+    # Expert parallelism usually divides the data-parallel ranks; each of these stands for a block of ranks like our
+    # own.
     blocks = [{rank + other - own for rank in block} for other in groups.data or (own,)]
     if not experts <= {rank for ranks in blocks for rank in ranks}:
         return {rank + other - own for rank in block for other in experts}
@@ -189,10 +190,10 @@ def _combined(own: int, first: Sequence[int], second: Sequence[int]) -> set[int]
 
 
 def _replica(data: Sequence[int], stage: set[int], everyone: set[int]) -> int:
-    """Return a number that no other replica has, given the ranks of a stage and of the whole replica.
+    """Return a number that differs between replicas, given the ranks of a stage and of the whole replica.
 
-    Replicas are counted by their data-parallel ranks, or else by their global ranks, if those of each follow one
-    another.
+    Replicas are numbered by their data-parallel ranks, or else by their global ranks, if a replica's ranks are
+    consecutive.
     """
     numbers = {k for k, rank in enumerate(data) if rank in stage} or everyone
     is_contiguous = max(numbers) - min(numbers) == len(numbers) - 1

@@ -1,4 +1,4 @@
-"""A rank's place as frameworks know it: Megatron's parallel state, DeepSpeed's grid, torch's DeviceMesh and groups."""
+"""The place of a rank from its framework: Megatron's parallel state, DeepSpeed's grid, torch's DeviceMesh or groups."""
 
 import importlib
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ _PIPELINE_AXES = frozenset({"pp", "pipe", "pipeline"})
 _TENSOR_AXES = frozenset({"tp", "model", "tensor"})
 _CONTEXT_AXES = frozenset({"cp", "context"})
 _EXPERT_AXES = frozenset({"ep", "expert", "dp_shard_in_ep"})
-"""Names of the axes of meshes and topologies; every other axis counts as data-parallel."""
+"""Names of axes in meshes and topologies; all other axes count as data-parallel."""
 
 
 def megatron_place(state: Any = None) -> Place:
@@ -25,7 +25,7 @@ def megatron_place(state: Any = None) -> Place:
     state = importlib.import_module("megatron.core.parallel_state") if state is None else state
 
     def ranks(name: str, *, is_optional: bool = False) -> tuple[int, ...]:
-        """Return the global ranks of a group; none where this version of Megatron, or the model, has no such group."""
+        """Return the global ranks of a group; empty if this version of Megatron, or the model, has no such group."""
         find = getattr(state, name, None)
         if find is None and is_optional:
             return ()
@@ -66,13 +66,13 @@ def deepspeed_place(grid: Any, *, expert_ranks: Iterable[int] = ()) -> Place:
 
 
 def mesh_place(mesh: Any) -> Place:
-    """Return the place of this process in a DeviceMesh with dimension names, for instance ("pp", "dp", "tp").
+    """Return the place of this process in a DeviceMesh with named dimensions, for instance ("pp", "dp", "tp").
 
-    Dimensions named "pp", "tp", "cp" and "ep" are the pipeline's, the tensor-, the context- and the expert-parallel
-    one; every other dimension is data-parallel.
+    The dimensions "pp", "tp", "cp" and "ep" (or longer names of these) are pipeline-, tensor-, context- and
+    expert-parallel; all others are data-parallel.
 
     Raises:
-        UsageError: the mesh has no dimension "pp" or no names, or this process is not in it.
+        UsageError: the mesh has no names or no dimension "pp", or this process is not in it.
     """
     names, at = mesh.mesh_dim_names, mesh.get_coordinate()
     if not names:
@@ -99,7 +99,7 @@ def pipeline_group_place(group: Any, *, tp_rank: int = 0, num_tp_ranks: int = 1)
 
     Args:
         group: the pipeline's process group; None for all processes.
-        tp_rank: number of the rank in its stage; the ranks of a stage have consecutive global ranks.
+        tp_rank: number of the rank in its stage; the ranks of a stage must have consecutive global ranks.
         num_tp_ranks: number of ranks of a stage.
 
     Raises:
@@ -116,10 +116,10 @@ def pipeline_group_place(group: Any, *, tp_rank: int = 0, num_tp_ranks: int = 1)
 
 
 def _place_on_axes(own: int, axes: Mapping[str, list[int]], expert: tuple[int, ...]) -> Place:
-    """Return a place from the ranks along each axis of a mesh through a rank."""
+    """Return the place of a rank, given for each axis of a mesh the ranks along that axis through this rank."""
 
     def along(names: Iterable[str]) -> tuple[int, ...]:
-        """Return the ranks that differ from the own one in these axes only."""
+        """Return the ranks whose position differs from that of the own rank in these axes only."""
         chosen = [axes[name] for name in axes if name in names]
         return tuple(sum(ranks) - (len(chosen) - 1) * own for ranks in product(*chosen)) if chosen else ()
 

@@ -1,4 +1,4 @@
-"""The policy's answer: the plan is sent, kept, refused, or waits until the time account can pay it."""
+"""The job's reaction to a plan from the policy: send, keep, refuse, or wait until the time account can pay for it."""
 
 from dataclasses import dataclass
 from typing import assert_never
@@ -13,19 +13,19 @@ from gpuenergyd.errors import GpuEnergyError
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What follows a plan of the policy: commands and a phase, or a return to full speed."""
+    """Reaction to a plan from the policy: commands and a phase, or a return to full speed."""
 
     reason: str
     commands: tuple[Command, ...] = ()
     phase: JobPhase | None = None
-    """None: the phase stays as it is."""
+    """The next phase; None keeps the present one."""
     is_followed: bool = False
     is_asked_again: bool = False
-    """Whether the pace that others set has changed since the question that was answered."""
+    """Whether the straggler's or power budget's pace has changed since the policy was asked."""
     falls_back: bool = False
     is_fault: bool = False
     least_wait: int = 0
-    """Iterations at full speed before the policy is asked again."""
+    """Minimum number of iterations at full speed before the policy is asked again."""
 
 
 def answer(
@@ -37,7 +37,7 @@ def answer(
     *,
     policy: str,
 ) -> Answer | None:
-    """Follow a plan of the policy unless it is refused; None if the question is outdated."""
+    """Follow a plan from the policy unless it is refused; None if the answer is outdated."""
     if not control.question.accept_answer():
         return None
     assert control.ranks.schedule is not None
@@ -47,7 +47,7 @@ def answer(
         return Answer(experiments.refusal, falls_back=True, least_wait=rules.refused_profiling_iterations)
     is_kept = plan.plan_id == control.current.plan_id and phase is not JobPhase.FALLBACK
     has_new_pace, next_phase = control.has_new_pace(target), _phase_under(plan, phase)
-    if not (is_kept and has_new_pace):  # the next answer says what a kept plan is compared with
+    if not (is_kept and has_new_pace):  # the answer to the new pace decides what a kept plan is compared with
         control.expect(control.question.target)
     was_relieved = control.blocks.end_relief()
     sent: tuple[Command, ...] = ()
@@ -73,7 +73,7 @@ def answer(
 
 
 def _waiting(control: PlanControl, cost_s: float, phase: JobPhase, target: PerformanceTarget) -> Answer:
-    """Wait until the account can pay an experiment: under the plan in force if it goes on, else at full speed."""
+    """Wait until the account can pay for an experiment: under the current plan if it continues, else at full speed."""
     control.experiments.wait_for(cost_s, target)
     if phase is JobPhase.TUNED and control.experiments.ends_at is None:
         return Answer("")
@@ -82,7 +82,7 @@ def _waiting(control: PlanControl, cost_s: float, phase: JobPhase, target: Perfo
 
 
 def _phase_under(plan: ClockPlan, phase: JobPhase) -> JobPhase:
-    """Return the phase that a job enters with a plan; full-speed iterations belong to the profiling around them."""
+    """Return the phase that a job enters with a plan; full-speed iterations between trials belong to the trials."""
     match plan.purpose:
         case PlanPurpose.TRIAL | PlanPurpose.PROFILE:
             return JobPhase.TRIAL

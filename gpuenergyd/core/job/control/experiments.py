@@ -1,9 +1,9 @@
-"""Experiments of a job: what a plan may cost until it can be replaced, and whether the time account can pay that.
+"""Experiments of a job: what a plan may cost until it can be replaced, and whether the time account can pay for it.
 
-A plan is an experiment until its own iterations have shown that it costs no more than the account earns meanwhile.
-Until then it may cost what the worst case of its clocks is (`core/measurement/worst_case.py`), for as many iterations
-as it takes to replace it. Where the account cannot pay that, a plan runs for as few iterations as show what it costs,
-with full speed after them; so does every profiling plan. Where it cannot pay that either, the job waits at full speed.
+A plan is an experiment until its own iterations have shown that it costs no more time than the account earns meanwhile.
+Until then its cost is bounded by the worst case of its clocks (`core/measurement/worst_case.py`) for the iterations
+needed to replace it. If the account cannot pay that, the plan runs for just enough iterations to measure its cost,
+followed by full speed. Every trial does so too. If even that is too much, the job waits at full speed.
 """
 
 import math
@@ -24,17 +24,17 @@ from gpuenergyd.core.policy_api.policy import BaselineView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 _UPPER_SIGMAS = 2.0
-"""Upper 95 % bound of a sum of iteration times, in its standard deviations."""
+"""Number of standard deviations above the mean that gives an upper bound on a sum of iteration times."""
 _SHOWN_BY = 2
-"""Iterations of a plan from which on they say what it costs."""
+"""Number of a plan's iterations after which its measured cost is used."""
 _NEWEST = 16
 _RESUMED_FOR = 16
-"""Iterations that the account must be able to pay before a plan that it could not pay any more is followed again."""
+"""A plan that became unaffordable resumes once the account can pay for this many of its iterations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """On what terms a plan may run: for so many iterations, None: until it is replaced; `cost_s` is paid at most."""
+    """Conditions for a plan: how many iterations it may run (None: until replaced), and its maximum cost."""
 
     num_iterations: int | None
     cost_s: float
@@ -43,7 +43,7 @@ class Terms:
 
 @dataclass(slots=True)
 class Experiments:
-    """What one job's plans may cost, and what it waits for until its account can pay it."""
+    """What one job's plans may cost, and what the job waits for until its account can pay for it."""
 
     rules: JobRules
     ranks: JobRanks
@@ -52,28 +52,28 @@ class Experiments:
     account: TimeAccount = field(init=False)
     """Shared with the other replicas of the training on this host."""
     refusal: str | None = None
-    """Why the job may not be profiled, whatever its account can pay; None if it may."""
+    """Why the job may not run trials, whatever its account holds; None if it may."""
     ends_at: int | None = None
-    """The first iteration at full speed after the experiment that was sent last; None if its plan goes on."""
+    """First full-speed iteration after the newest experiment; None if its plan has no end."""
     is_open: bool = False
-    """Whether full speed after it has yet to be sent."""
+    """Whether the return to full speed after the experiment has still to be sent."""
     _awaited: tuple[float, PerformanceTarget] | None = None
-    """What the account must be able to pay before the policy is asked again, and for which target that holds."""
+    """Balance that the account must reach before the policy is asked again, and the target for which that holds."""
     _times: ClockTimes = field(default_factory=ClockTimes)
     _explained_s: dict[str, float] = field(default_factory=dict)
-    """By plan id, what an iteration under it can explain."""
+    """For each plan id, the time of an iteration that the plan can explain."""
 
     def __post_init__(self) -> None:
         self.account = TimeAccount(self.rules.account)
 
     @property
     def is_paying(self) -> bool:
-        """Whether plans of this job are paid from its account: not those of a member of a pipeline across hosts."""
+        """Whether this job's plans are paid from its account; those of members of a pipeline across hosts are not."""
         return self.rules.is_guarding
 
     @property
     def is_running(self) -> bool:
-        """Whether iterations of an experiment have not been reported yet."""
+        """Whether some iterations of an experiment have not been reported yet."""
         return self.ends_at is not None and self.reports.last_index < self.ends_at - 1
 
     # --- iterations ---
@@ -85,7 +85,7 @@ class Experiments:
         baseline: BaselineView | None,
         target: PerformanceTarget,
     ) -> None:
-        """Count an iteration in the account, and learn how long instructions take at its clocks."""
+        """Charge an iteration to the account, and learn how long instructions take at its clocks."""
         if observation.is_regular and purpose is not None:
             self._times.add(observation, is_full_speed=purpose is PlanPurpose.BASELINE)
         if not self.is_paying:
@@ -105,7 +105,7 @@ class Experiments:
     # --- what plans may cost ---
 
     def terms(self, plan: ClockPlan, baseline: BaselineView, target: PerformanceTarget) -> Terms:
-        """Return the terms of a plan that would be sent now."""
+        """Return the terms under which a plan could be sent now."""
         if not self.is_paying or not plan.ranks or (plan.purpose is PlanPurpose.BASELINE and not plan.orders):
             return Terms(None, 0.0, is_affordable=True)
         extra_s = self._extra_s(plan, baseline, target)
@@ -120,7 +120,7 @@ class Experiments:
         return Terms(least, costs_s[least], is_affordable=costs_s[least] <= left_s[least])
 
     def affordable_s(self, baseline: BaselineView, target: PerformanceTarget) -> float | None:
-        """Return what an iteration under a profiling plan may cost in the worst case; None: without a limit."""
+        """Return the maximum cost of an iteration of a trial; None if there is no limit."""
         if self.refusal is not None:
             return 0.0
         if not self.is_paying:
@@ -130,9 +130,9 @@ class Experiments:
         return max(0.0, (self.account.left_s - chance_s) / n + self._earned_s(baseline, target))
 
     def is_unpaid(self, plan: ClockPlan, baseline: BaselineView, target: PerformanceTarget, *, since: int) -> bool:
-        """Return whether the account cannot pay the plan in force until it could be replaced.
+        """Return whether the account cannot pay for the current plan until it could be replaced.
 
-        Its iterations before `since` were compared with another target.
+        Iterations before `since` ran for another target and are not used.
         """
         if not self.is_paying:
             return False
@@ -141,9 +141,9 @@ class Experiments:
         return self.account.balance_s < max(0.0, net_s) * ahead
 
     def _least_iterations(self, baseline: BaselineView, plan: ClockPlan | None = None) -> int:
-        """Return for how many iterations a plan must run to show what it costs.
+        """Return the number of iterations that a plan must run to show its cost.
 
-        Clocks take effect late, and energy is known as often as the counters have new values.
+        Clocks take effect late, and energy is only known when the counters have new values.
         """
         latency_s = max(own.switch_latency_s for own in self.ranks.gpus.values())
         least = self.rules.experiment_iterations + round(latency_s / baseline.iteration_time_s)
@@ -158,29 +158,29 @@ class Experiments:
     # --- waiting ---
 
     def wait_for(self, cost_s: float, target: PerformanceTarget) -> None:
-        """Ask the policy again when the account can pay this, or for another target."""
+        """Ask the policy again once the account can pay `cost_s`, or for another target."""
         self._awaited = cost_s, target
 
     def wait_to_resume(self, plan: ClockPlan, baseline: BaselineView, target: PerformanceTarget) -> None:
-        """Ask the policy again when the account can pay the plan for long enough."""
+        """Ask the policy again once the account can pay for enough iterations of the plan."""
         net_s = self._extra_s(plan, baseline, target) - self._earned_s(baseline, target)
         self.wait_for(max(0.0, net_s) * _RESUMED_FOR, target)
 
     def is_waiting(self, target: PerformanceTarget) -> bool:
-        """Return whether the job waits until its account can pay the next experiment."""
+        """Return whether the job waits until its account can pay for the next experiment."""
         if self._awaited is not None and (self._awaited[1] != target or self.account.left_s >= self._awaited[0]):
             self._awaited = None
         return self._awaited is not None
 
     @property
     def awaited_s(self) -> float | None:
-        """What the account must be able to pay before the policy is asked again; None if it waits for nothing."""
+        """Balance that the account must reach before the policy is asked again; None if the job is not waiting."""
         return None if self._awaited is None else self._awaited[0]
 
     # --- plans that are sent ---
 
     def sent(self, plan: ClockPlan, from_index: int) -> None:
-        """Note from which iteration on a plan is in force."""
+        """Record the iteration from which a plan is in force."""
         if not self.is_paying:
             return
         explained_s = 0.0
@@ -193,7 +193,7 @@ class Experiments:
         self.account.plan_sent(self.knowledge.job_id, from_index, explained_s)
 
     def begun(self, terms: Terms, from_index: int) -> None:
-        """Commit what the account may have to pay for a plan that was sent."""
+        """Reserve the maximum cost of a plan that was sent."""
         num_iterations = terms.num_iterations or ITERATIONS_AHEAD + self.reports.run_ahead + 1
         self.ends_at = None if terms.num_iterations is None else from_index + num_iterations
         self.is_open = self.ends_at is not None and not self.rules.are_plans_queued
@@ -201,7 +201,7 @@ class Experiments:
             self.account.commit(self.knowledge.job_id, from_index, from_index + num_iterations - 1, terms.cost_s)
 
     def restore(self, account: TimeAccount | None, ends_at: int | None) -> None:
-        """Continue from the state of an earlier daemon; what the job waited for is asked for again."""
+        """Continue from the state of an earlier daemon; the job asks again for what it was waiting for."""
         if account is not None:
             self.account = account.copy()
         self.ends_at = ends_at
@@ -213,7 +213,7 @@ class Experiments:
     # --- inside ---
 
     def _extra_s(self, plan: ClockPlan, baseline: BaselineView, target: PerformanceTarget, *, since: int = 0) -> float:
-        """Return what an iteration under a plan takes, at most, beyond full speed and the pace that others set."""
+        """Return the longest time of an iteration under a plan, beyond full speed and the pace that others set."""
         full_s = max(baseline.iteration_time_s, _given_pace_s(target))
         worst_s = self._worst_case(baseline.iteration_time_s).extra_s(plan, self.ranks.graph_in(plan.orders))
         extra_s = max(0.0, baseline.iteration_time_s + worst_s - full_s)
@@ -226,7 +226,7 @@ class Experiments:
         return max(0.0, fmean(_time_s(own) - own.waited_s for own in newest) + chance_s - full_s)
 
     def _earned_s(self, baseline: BaselineView, target: PerformanceTarget) -> float:
-        """Return what the account earns in an iteration."""
+        """Return the time that the account earns per iteration."""
         full_s = baseline.iteration_time_s
         return full_s * self.account.earned_ratio(target.own.permitted_ratio(full_s))
 
@@ -238,7 +238,7 @@ class Experiments:
 
 
 def rank_speeds(ranks: JobRanks) -> tuple[RankSpeed, ...]:
-    """Return what bounds the slowness of each rank of a job."""
+    """Return the values that bound how slow each rank of a job can become."""
     return tuple(
         RankSpeed(max(gpu.supported_sm_clocks_mhz), gpu.switch_latency_s, (gpu.power_limit_range_w or (0.0, None))[1])
         for gpu in (ranks.gpus[r] for r in sorted(ranks.gpus))
@@ -246,7 +246,7 @@ def rank_speeds(ranks: JobRanks) -> tuple[RankSpeed, ...]:
 
 
 def _time_s(observation: IterationObservation) -> float:
-    """Return the time of an iteration without the wait for data, which no clock makes longer."""
+    """Return the time of an iteration without the wait for data, which does not depend on clocks."""
     waits_s: dict[int, float] = defaultdict(float)
     for sample in observation.instruction_samples:
         if sample.kind.is_wait and not sample.kind.waits_for_ranks:
@@ -264,6 +264,6 @@ def _given_pace_s(target: PerformanceTarget) -> float:
 
 
 def _most_s(num_iterations: int, extra_s: float, earned_s: float, sigma_s: float) -> float:
-    """Return what iterations that each cost `extra_s` may cost in all, beyond what is earned meanwhile."""
+    """Return the maximum total cost of iterations that cost `extra_s` each, less what is earned meanwhile."""
     net_s = num_iterations * (extra_s - earned_s)
     return max(0.0, net_s + _UPPER_SIGMAS * sigma_s * math.sqrt(num_iterations)) if extra_s > earned_s else 0.0

@@ -1,7 +1,7 @@
-"""Changes the plan that a job runs: asks the policy, leases and restores GPUs, and inserts blocks at full speed.
+"""Changes a job's plan: asks the policy, leases and restores GPUs, and inserts blocks at full speed.
 
-A lease precedes the first plan that changes clocks, and a restore follows a plan without clocks. Ranks learn of a plan
-some iterations after it is sent; the guard and the proof blocks wait until then.
+GPUs are leased before the first plan that changes clocks, and restored after a plan that sets none. Ranks learn of a
+plan some iterations after it is sent; the guard and the proof blocks wait until then.
 """
 
 from dataclasses import dataclass, field, replace
@@ -22,26 +22,26 @@ from gpuenergyd.core.policy_api.policy import BaselineView, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 _SEEN_ITERATIONS = 3
-"""Iterations of an experiment after which full speed follows unless the policy has answered."""
+"""Reported iterations after which an experiment is followed by full speed unless the policy has answered."""
 
 
 @dataclass(slots=True)
 class FullSpeedBlocks:
-    """Blocks of full-speed iterations: which ones a job has run, and whether it is in a relief block.
+    """Blocks of full-speed iterations: how many a job has run, and whether it is in a relief block.
 
     A proof block of a few iterations between tuned ones keeps the baseline current, and is the middle of a bracket that
-    measures the saving (`measurements.brackets`). The first ones follow soon, since nothing is claimed without several;
-    then each distance is longer than the one before, until they are a small share of all iterations. A relief block
-    replaces a plan that is slower than a new target, until the policy has answered.
+    measures the saving (`measurements.brackets`). The first blocks follow quickly, because a saving is reported only
+    after several. Distances then grow until the blocks are a small share of all iterations. A relief block replaces a
+    plan that is too slow for a new target, until the policy has answered.
     """
 
     rules: JobRules
     num_tuned_iterations: int = 0
-    """Since the last proof block was sent, or since the job was last profiled from the beginning."""
+    """Since the last proof block was sent, or since trials last started over."""
     num_proof_iterations: int = 0
     is_relieved: bool = False
     _distance: float = field(init=False)
-    """Tuned iterations before the next proof block."""
+    """Number of tuned iterations before the next proof block."""
 
     def __post_init__(self) -> None:
         self._distance = self.rules.first_proof_after
@@ -52,7 +52,7 @@ class FullSpeedBlocks:
         return self.rules.proof_iterations > 0 and self.num_tuned_iterations >= self._distance
 
     def begin_proof(self) -> None:
-        """Count a proof block; the next one is farther away."""
+        """Count a proof block, and increase the distance to the next one."""
         rules = self.rules
         self.num_proof_iterations += rules.proof_iterations
         self.num_tuned_iterations = 0
@@ -60,7 +60,7 @@ class FullSpeedBlocks:
         self._distance = min(longest, rules.proof_distance_growth * self._distance)
 
     def begin_relief(self) -> None:
-        """Enter a relief block; it lasts until the policy answers or the job falls back."""
+        """Enter a relief block, which lasts until the policy answers or the job falls back."""
         self.is_relieved = True
 
     def end_relief(self) -> bool:
@@ -69,7 +69,7 @@ class FullSpeedBlocks:
         return was_relieved
 
     def begin_anew(self) -> None:
-        """Begin with short distances between proof blocks again."""
+        """Return to short distances between proof blocks."""
         self.num_tuned_iterations = 0
         self._distance = self.rules.first_proof_after
 
@@ -83,31 +83,31 @@ class PlanControlSnapshot:
     blocks: FullSpeedBlocks
     guard: GuardWindow
     account: TimeAccount | None = None
-    """None in the state of a daemon without time accounts."""
+    """None in a state saved by a daemon that had no time accounts."""
     experiment_ends_at: int | None = None
     """See `Experiments.ends_at`."""
 
 
 class QuestionState(StrEnum):
-    """Whether an answer of the policy is awaited, and whether it still counts."""
+    """Whether the policy has been asked, and whether its answer will still be used."""
 
     IDLE = "idle"
     ASKED = "asked"
     OUTDATED = "outdated"
-    """Asked before a fall-back or before the target became faster: the answer will be discarded."""
+    """Asked before a fall-back or before the target became faster; the answer will be discarded."""
 
 
 @dataclass(slots=True)
 class PolicyQuestion:
-    """At most one open question, and the target that the last one was asked for."""
+    """At most one open question to the policy, and the target of the last question."""
 
     state: QuestionState = QuestionState.IDLE
     target: PerformanceTarget | None = None
-    """The target of the last question; kept when it is answered."""
+    """Target of the last question; kept after the answer."""
 
     @property
     def is_open(self) -> bool:
-        """Whether an answer is awaited, outdated or not."""
+        """Whether an answer is awaited, including one that will be discarded."""
         return self.state is not QuestionState.IDLE
 
     def ask(self, target: PerformanceTarget) -> None:
@@ -115,12 +115,12 @@ class PolicyQuestion:
         self.state, self.target = QuestionState.ASKED, target
 
     def outdate(self) -> None:
-        """Discard the answer to the open question, if there is one, when it arrives."""
+        """Discard the answer to the open question, if any, when it arrives."""
         if self.is_open:
             self.state = QuestionState.OUTDATED
 
     def accept_answer(self) -> bool:
-        """Close the question; return whether its answer counts."""
+        """Close the question; return whether its answer is to be used."""
         counts = self.state is not QuestionState.OUTDATED
         self.state = QuestionState.IDLE
         return counts
@@ -128,7 +128,7 @@ class PolicyQuestion:
 
 @dataclass(slots=True)
 class PlanControl:
-    """The plan in force of one job, its lease, and the commands that change it."""
+    """The current plan of one job, its lease, and the commands that change them."""
 
     rules: JobRules
     ranks: JobRanks
@@ -139,9 +139,9 @@ class PlanControl:
     blocks: FullSpeedBlocks = field(init=False)
     has_lease: bool = False
     mixed_before: int = 0
-    """Iterations before this one may have run partly under a plan whose clocks were restored."""
+    """Iterations before this index may have run partly under a plan whose clocks were already restored."""
     block_at: int = 0
-    """The first iteration of the newest block at full speed."""
+    """First iteration of the newest block at full speed."""
     experiments: Experiments = field(init=False)
 
     def __post_init__(self) -> None:
@@ -150,16 +150,16 @@ class PlanControl:
 
     @property
     def current(self) -> ClockPlan:
-        """The plan in force, or the one that will be at its first iteration."""
+        """The plan in force, or the newest plan sent if it has yet to begin."""
         return self.knowledge.plans.current
 
     def view(self, target: PerformanceTarget, baseline: BaselineView | None) -> JobView | None:
-        """Return the view of the job for its policy; None until there is a baseline."""
+        """Return the job as its policy sees it; None until there is a baseline."""
         affordable_s = None if baseline is None else self.experiments.affordable_s(baseline, target)
         return self.knowledge.view(self.ranks, target, baseline, affordable_s=affordable_s)
 
     def ask(self, target: PerformanceTarget, baseline: BaselineView | None) -> tuple[Command, ...]:
-        """Ask the policy for a plan, unless it is asked already or the job waits for something else."""
+        """Ask the policy for a plan, unless a question is open or the job waits for something else."""
         if self.question.is_open or self.ranks.changed_ranks or self.ranks.schedule is None or baseline is None:
             return ()
         if self.experiments.is_waiting(target) or self.is_checking_full_speed:
@@ -178,11 +178,11 @@ class PlanControl:
         )
 
     def evaluated_for(self, target: PerformanceTarget) -> PerformanceTarget:
-        """Return the target that the plan in force was made, or kept, for."""
+        """Return the target for which the current plan was made or kept."""
         return self.guard.target or target
 
     def follow(self, plan: ClockPlan, baseline: BaselineView | None, terms: Terms) -> tuple[Command, ...]:
-        """Send a plan of the policy; lease the GPUs before its first clocks, restore them after a plan without any."""
+        """Send a policy's plan; lease the GPUs before the first clocks, restore them after a plan without any."""
         lease: tuple[Command, ...] = ()
         if plan.ranks and not self.has_lease:
             self.has_lease = True
@@ -198,12 +198,12 @@ class PlanControl:
         return (*lease, *sent, *restore)
 
     def send_on(self, plan: ClockPlan, terms: Terms) -> tuple[Command, ...]:
-        """Send a plan, or the one in force again: until it is replaced, or with full speed after its iterations."""
+        """Send a plan under given terms: until it is replaced, or for some iterations followed by full speed."""
         experiments = self.experiments
         not_before = 0
         if terms.num_iterations is not None:
             not_before = experiments.account.next_experiment(self.knowledge.job_id, self._next_apply_at)
-        # Full speed after the last experiment is replaced by this plan if that is in time.
+        # If it is early enough, this plan replaces the full-speed block after the last experiment.
         is_replacing = experiments.ends_at is not None and self.rules.are_plans_queued
         send = self._send(plan, after=0 if is_replacing else 1, not_before=not_before)
         experiments.begun(terms, send.apply_at_iteration)
@@ -214,9 +214,9 @@ class PlanControl:
     def observed(
         self, record: RecordIteration, baseline: BaselineView | None, target: PerformanceTarget
     ) -> tuple[Command, ...]:
-        """Count an iteration in the account; send full speed after an experiment, where that could not be sent with it.
+        """Charge an iteration to the account; send full speed after an experiment if not sent along with its plan.
 
-        Once the experiment was seen, the policy may replace it meanwhile.
+        Full speed is sent only after some iterations were seen, because the policy may replace the experiment first.
         """
         plan_id = self.current.plan_id
         self.experiments.observe(record.observation, record.purpose, baseline, self.evaluated_for(target))
@@ -229,12 +229,12 @@ class PlanControl:
         return (send,)
 
     def expect(self, target: PerformanceTarget | None) -> None:
-        """Compare the next iterations with the target that the policy has answered for."""
+        """Compare the next iterations with the target for which the policy has answered."""
         if target != self.guard.target:
             self.guard.expect(target, since=self.reports.last_index + 1)
 
     def fall_back(self, reason: str, faults: Faults) -> tuple[Command, ...]:
-        """Send full speed and restore the GPUs at once; drop a relief block and the answer to an open question."""
+        """Send full speed and restore the GPUs at once; end a relief block and outdate an open question."""
         stop: tuple[Command, ...] = ()
         if self.current.ranks:
             faults.num_fallbacks += 1
@@ -254,17 +254,17 @@ class PlanControl:
     # --- full-speed blocks ---
 
     def prove(self, target: PerformanceTarget) -> tuple[Command, ...]:
-        """Run a proof block if one is due, and the plan in force again after it."""
+        """Run a proof block if it is time for one, then resume the current plan."""
         if target.fills_time or not self._is_settled or not self.blocks.is_proof_due:
             return ()
         self.blocks.begin_proof()
         return self.proof_block("proof of savings")
 
     def join_block(self, apply_at_iteration: int, target: PerformanceTarget) -> tuple[Command, ...]:
-        """Run at full speed in the same iterations as another replica, if that is possible; it counts as a proof block.
+        """Run a proof block in the same iterations as another replica, if possible.
 
-        Replicas end each iteration together. At full speed alone, this one would be as slow as the plans of the others,
-        and would permit its own plan to be slower still.
+        Replicas end each iteration together. Alone at full speed, this replica would measure the other replicas' slower
+        plans as its full speed, and its own plan could become slower still.
         """
         if target.fills_time or not self._is_settled or apply_at_iteration < self._next_apply_at:
             return ()
@@ -272,19 +272,19 @@ class PlanControl:
         return self.proof_block("proof of savings, with another replica", not_before=apply_at_iteration)
 
     def has_changed(self) -> None:
-        """Forget for how long the job was faster than expected: it has changed, and is planned anew."""
+        """Reset what depends on the job's former speed, because the job has changed and is planned again."""
         self.guard.num_faster_returns = self.guard.next_faster_return_at = 0
         self.blocks.begin_anew()
 
     @property
     def is_checking_full_speed(self) -> bool:
-        """Whether a block shows whether full speed has changed, and is not over yet."""
+        """Whether a block that checks for a change of full speed is still running."""
         return self.guard.checked_from is not None
 
     # --- pace ---
 
     def speed_up(self, target: PerformanceTarget, target_s: float) -> tuple[Command, ...]:
-        """Return to the newest plan that meets a shorter target, or to full speed, without waiting for the policy."""
+        """Switch to the newest plan that meets a shorter target, or to full speed, without waiting for the policy."""
         self.question.outdate()
         plan = self.current
         if plan.purpose is not PlanPurpose.TUNED or self.knowledge.plans.is_fast_enough(plan, target_s):
@@ -315,7 +315,7 @@ class PlanControl:
         )
 
     def restore(self, snapshot: PlanControlSnapshot) -> None:
-        """Replace all state, under this job's rules."""
+        """Replace all state, keeping this job's rules."""
         self.has_lease, self.mixed_before = snapshot.has_lease, snapshot.mixed_before
         self.blocks = replace(snapshot.blocks, rules=self.rules)
         self.guard = replace(snapshot.guard)
@@ -339,20 +339,20 @@ class PlanControl:
 
     @property
     def _is_settled(self) -> bool:
-        """Whether a tuned plan is in force and followed."""
+        """Whether a tuned plan is in force on all ranks, and is not an experiment."""
         is_followed = self.knowledge.plans.last_apply_at <= self.reports.last_index
         is_lasting = self.experiments.ends_at is None
         return self.current.purpose is PlanPurpose.TUNED and self.has_lease and is_followed and is_lasting
 
     @property
     def _next_apply_at(self) -> int:
-        """The first iteration from which all ranks can follow a plan that is sent now."""
+        """First iteration from which all ranks can follow a plan sent now."""
         return self.reports.last_index + ITERATIONS_AHEAD + self.reports.run_ahead
 
     def proof_block(self, reason: str, *, not_before: int | None = None) -> tuple[SendPlan, SendPlan]:
-        """Return a block at full speed and the plan in force after it.
+        """Return a block at full speed, followed by the current plan.
 
-        Other replicas may have reported an iteration more, and are to join.
+        With several replicas the block begins one iteration later, so that those that are further ahead can join.
         """
         plan, num_iterations = self.current, self.rules.proof_iterations
         if not_before is None and self.ranks.description.num_dp_ranks > 1:
@@ -373,8 +373,8 @@ class PlanControl:
         )
 
     def _restore(self, plan: ClockPlan) -> RestoreGpus:
-        """Return the command that restores the GPUs, after a full-speed plan was sent."""
-        # The clocks rise at once, the ranks receive the plan later: iterations in between belong to neither plan.
+        """Return the command that restores the GPUs after a full-speed plan was sent."""
+        # Clocks rise at once, but ranks receive the plan later; iterations in between belong to neither plan.
         self.has_lease = False
         self.mixed_before = self.knowledge.plans.last_apply_at
         return RestoreGpus(self.ranks.gpu_uuids, plan.reason)

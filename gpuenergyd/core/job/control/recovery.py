@@ -1,4 +1,4 @@
-"""Recovery after a fall-back: measures the baseline again, and decides whether what was learned still holds."""
+"""Recovery after a fall-back: measures the baseline again, and decides whether learned values still hold."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The new baseline, and the reason for which the policy begins anew; None if what was learned still holds."""
+    """The new baseline, and why the policy starts over; None if the learned values still hold."""
 
     baseline: BaselineView
     reason: str | None = None
@@ -25,11 +25,11 @@ class Recovery:
 def recover(
     knowledge: JobKnowledge, faults: Faults, rules: JobRules, old_baseline: BaselineView, target: PerformanceTarget
 ) -> Recovery | None:
-    """Return the job's recovery, None while its full speed is not stable; drops measurements that no longer hold.
+    """Return the job's recovery, None while its full speed is not stable; drop measurements that no longer hold.
 
-    If full speed has changed, so has the job: its curves are kept for their shape. If it has not and what was learned
-    is in doubt, all of it is dropped. A plan that was slow is no fault if full speed is as slow by now: on a busy host
-    iterations become longer for a while, whatever the clocks.
+    If full speed has changed, the job has changed, and only the shape of its curves is kept. If it has not but the
+    profile is in doubt, all learned values are dropped. A slow plan is not a fault if full speed is as slow by now,
+    because on a busy host iterations may take longer for a while at any clock.
     """
     since = faults.fell_back_at
     full_speed = knowledge.full_speed(since=since)
@@ -59,7 +59,7 @@ def _was_host_slow(
     rules: JobRules,
     target: PerformanceTarget,
 ) -> bool:
-    """Return whether the plan that was found too slow would not be, compared with full speed right after it."""
+    """Return whether the plan found too slow is acceptable when compared with full speed right after it."""
     plan = knowledge.plans.by_id(faults.slow_plan_id)
     if plan is None or len(full_speed) < rules.guard.windows[0]:
         return False
@@ -69,9 +69,9 @@ def _was_host_slow(
 
 
 def is_settled(full_speed: Sequence[IterationObservation], rules: JobRules) -> bool:
-    """Return whether a changed job is stable at full speed again, or has used its limit of iterations to settle.
+    """Return whether a changed job is stable at full speed again, or has used up its iterations for settling.
 
-    A plan made while a GPU still heats up is too slow a moment later.
+    A plan made while a GPU is still heating up would soon be too slow.
     """
     recent = full_speed[-rules.fallback_iterations :]
     if len(full_speed) > rules.settling_iterations or len(recent) < rules.fallback_iterations:
@@ -93,7 +93,7 @@ def _drop_what_is_in_doubt(knowledge: JobKnowledge, faults: Faults, old_baseline
 
 
 def _keep_estimate(knowledge: JobKnowledge, old_baseline: BaselineView, *, until: int) -> None:
-    """Keep the estimate from before the fall-back until the saving is measured again."""
+    """Keep the saving estimate from before the fall-back until the saving is measured again."""
     before = knowledge.estimate(old_baseline, until=until)
     if before.saving is not None:
         knowledge.estimate_before = before

@@ -1,6 +1,6 @@
-"""Review of the tuned plan in force after each iteration: by the guard, by the time account, against full speed.
+"""Review of the current tuned plan after each iteration: by the guard, by the time account, against full speed.
 
-If it passes, a block at full speed follows where one is due, else the policy is asked.
+If the plan passes, a block at full speed follows when it is time for one, otherwise the policy is asked.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from gpuenergyd.core.policy_api.policy import BaselineView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 _FASTER_CHECK_DISTANCE = 16
-"""Iterations after a full-speed block, or a return to full speed, of a job that is faster than expected before there
-may be a second one; each further one waits twice as long."""
+"""Minimum iterations between two checks of (or returns to) full speed when a job is faster than expected; doubles
+with each further one."""
 _MAX_DOUBLINGS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """What follows: commands, or a return to full speed; `reason` is empty if there is nothing to tell."""
+    """Result of a review: commands, or a return to full speed; `reason` is empty if there is nothing to report."""
 
     commands: tuple[Command, ...] = ()
     reason: str = ""
@@ -38,7 +38,7 @@ def review(
     target: PerformanceTarget,
     faults: Faults,
 ) -> Review:
-    """Review the plan in force after an iteration; clear the faults once it has held for long."""
+    """Review the current plan after an iteration; clear the faults once it has lasted long enough."""
     control.blocks.num_tuned_iterations += record.purpose is PlanPurpose.TUNED
     if change := _change_of_full_speed(control):
         return Review(reason=change, falls_back=True)
@@ -47,7 +47,7 @@ def review(
         return found
     if baseline is not None and (reason := _unpaid_reason(control, baseline, target)):
         return Review(reason=reason, falls_back=True)
-    if control.is_checking_full_speed:  # a new plan now would make the block's result unknown
+    if control.is_checking_full_speed:  # a new plan now would spoil the measurement of the block
         return Review()
     return Review(control.prove(target) or control.ask(target, baseline))
 
@@ -68,7 +68,7 @@ def _after_finding(
 
 
 def _unpaid_reason(control: PlanControl, baseline: BaselineView, target: PerformanceTarget) -> str:
-    """Return why the account cannot pay the plan in force any longer; empty if it can. A power budget is an order."""
+    """Return why the account can no longer pay for the current plan; empty if it can, or if power limits the target."""
     experiments, plan = control.experiments, control.current
     is_in_force = control.has_lease and experiments.ends_at is None and not target.is_power_limited
     evaluated_for, since = control.evaluated_for(target), control.guard.since
@@ -81,10 +81,10 @@ def _unpaid_reason(control: PlanControl, baseline: BaselineView, target: Perform
 
 
 def _check_full_speed(control: PlanControl, reason: str, target: PerformanceTarget) -> tuple[Command, ...]:
-    """Run a full-speed block and the plan in force again after it: the job is faster than expected.
+    """Run a full-speed block and then the current plan again, because the job is faster than expected.
 
-    The block keeps the baseline current. Under one plan each further block waits twice as long. If a block is about
-    to begin anyway, that one is taken.
+    The block keeps the baseline current. Under one plan, each further block waits twice as long. A block that is
+    about to begin anyway is used instead.
     """
     guard, plans, last = control.guard, control.knowledge.plans, control.reports.last_index
     is_soon = last < control.block_at
@@ -92,7 +92,7 @@ def _check_full_speed(control: PlanControl, reason: str, target: PerformanceTarg
         return ()
     if not is_soon and last < plans.last_apply_at:
         return ()
-    control.question.outdate()  # the answer would be made for the full speed that is in doubt
+    control.question.outdate()  # the answer would rely on the full speed that is being checked
     sent = () if is_soon else control.proof_block(reason)
     guard.checked_from = control.block_at
     guard.since = plans.last_apply_at
@@ -104,10 +104,10 @@ def _check_full_speed(control: PlanControl, reason: str, target: PerformanceTarg
 
 
 def _may_return_to_full_speed(control: PlanControl) -> bool:
-    """Return whether the job may go back to full speed because it is faster than expected, and count that.
+    """Return whether a job that is faster than expected may go back to full speed now, and count the return.
 
-    Such a return does not count as a fault. On a noisy host it may be chance, so each further return waits twice as
-    long, until the job changes.
+    Such a return is not a fault. On a noisy host it may be due to chance, so each further return waits twice as
+    long until the job changes.
     """
     guard, last = control.guard, control.reports.last_index
     if last < guard.next_faster_return_at:
@@ -119,9 +119,9 @@ def _may_return_to_full_speed(control: PlanControl) -> bool:
 
 
 def _change_of_full_speed(control: PlanControl) -> str | None:
-    """Return how full speed has changed, once the block that checks it is over; None before, or unchanged.
+    """Return how full speed has changed, once the block that checks it has ended; None before that, or if unchanged.
 
-    Across hosts a block begins later than at its first possible iteration.
+    Across hosts a block may begin later than the first possible iteration.
     """
     since = control.guard.checked_from
     if since is None or control.reports.last_index < control.guard.since:
@@ -138,9 +138,9 @@ def _change_of_full_speed(control: PlanControl) -> str | None:
 def _finding(
     control: PlanControl, baseline: BaselineView, target: PerformanceTarget, faults: Faults
 ) -> tuple[Finding, str] | None:
-    """Return the guard's finding about the tuned plan in force; clear the faults once it has held for long.
+    """Return the guard's finding about the current tuned plan, if any; clear the faults once the plan has lasted.
 
-    Under rules without a guard there is no finding.
+    Rules without a guard produce no finding.
     """
     if control.current.purpose is not PlanPurpose.TUNED:
         return None
@@ -170,7 +170,7 @@ def _finding(
 
 
 def _under_plans_before(control: PlanControl) -> list[IterationObservation]:
-    """Return the newest regular iterations under the tuned plans before the one in force, for the same target."""
+    """Return the newest regular iterations under tuned plans made for the same target just before the current plan."""
     plans, purposes = control.knowledge.plans, control.knowledge.plans.purposes()
     found: list[IterationObservation] = []
     target_s = plans.target_when_made_s(control.current.plan_id)
@@ -193,7 +193,7 @@ def _under_plans_before(control: PlanControl) -> list[IterationObservation]:
 def _meets(
     control: PlanControl, target_s: float, recent: Sequence[IterationObservation], baseline: BaselineView
 ) -> bool:
-    """Return whether the plan in force is not too slow for a target."""
+    """Return whether the current plan meets a target."""
     target = PerformanceTarget(permitted_time_s=target_s)
     finding = evaluate(recent, control.current, baseline, target, control.rules.guard)
     return finding is None or finding[0] is not Finding.TOO_SLOW

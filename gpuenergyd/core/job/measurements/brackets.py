@@ -1,16 +1,16 @@
-"""Change of time and energy by a plan, from brackets: a full-speed block and the plan's iterations on both sides.
+"""Effect of a plan on time and energy, from brackets: a full-speed block and the plan's iterations on either side.
 
-Theory of operation. A job changes while it is measured: loading warms up, other processes come and go, the room becomes
-warmer. So a block at full speed is compared only with the iterations under the plan directly before and after it. Half
-a change that goes on through the bracket is on either side, and cancels. The first iterations of a job, before any
+Theory of operation. A job changes while it is measured: data loading warms up, other processes come and go, the room
+gets warmer. So a block at full speed is compared only with the plan's iterations directly before and after it. A steady
+drift through the bracket affects both sides in opposite directions and cancels. A job's first iterations, before any
 plan, are in no bracket.
 
-A bracket whose two spans differ beyond the scatter of iterations is void: something else has changed within it. Each
-bracket gives one effect, of medians, so that single stalls do not count. Between two blocks each iteration belongs to
-the nearer one, so that the effects are independent. The estimate is their mean, in which each counts as the iterations
-near its block, since what a plan saves may change, as where the GPU throttles. The interval is Student's, from the
-spread of the effects: what changes from bracket to bracket is in it, whatever its kind. It is never narrower than the
-scatter of iterations makes it: few effects may agree by chance.
+A bracket is void if its two spans differ by more than the scatter of iterations, because something else changed within
+it. Each bracket gives one effect, from medians, so that single stalls do not matter. Between two blocks each iteration
+belongs to the nearer one, so that the effects are independent. The estimate is their mean, weighted by the iterations
+near each block, since the saving may change over time, for example when the GPU throttles. The confidence interval is
+Student's, from the spread of the effects, and so includes any variation from bracket to bracket. It is never narrower
+than the scatter of iterations implies, because a few effects may agree by chance.
 """
 
 import math
@@ -24,7 +24,7 @@ from gpuenergyd.core.measurement.robust import MEDIAN_PER_MEAN_ERROR, robust_sig
 
 
 class LogPoint(NamedTuple):
-    """An iteration, or consecutive ones stored as one row, and the logarithm of its time or energy (their medians)."""
+    """Logarithm of the time or energy of an iteration, or the median over consecutive iterations stored as one row."""
 
     first_index: int
     value: float
@@ -37,16 +37,16 @@ class LogPoint(NamedTuple):
 
 LEAST_BRACKETS = 2
 _SPAN = 8
-"""Iterations under the plan that are compared on each side of a block."""
+"""Number of a plan's iterations compared on each side of a block."""
 _LEAST_SIDE = 2
-"""Fewer iterations, of a block or of a span, say nothing."""
+"""Minimum number of iterations of a block or a span."""
 _LARGEST_GAP = 3
-"""Iterations from a block to the spans beside it, of which some are missing since clocks were changing there."""
+"""Maximum distance in iterations from a block to its spans; iterations with changing clocks in between are missing."""
 REACH = _SPAN + _LARGEST_GAP
-"""Iterations farther from any block are in no bracket."""
+"""Iterations farther than this from any block are in no bracket."""
 _VOID_AT_SIGMA = 3.5
 _TOLERATED = 0.005
-"""Spans may always differ by this, as a slow drift makes them: at most half of it is the error of a bracket."""
+"""Spans may always differ by this much due to slow drift; the bracket's error is at most half of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +57,26 @@ class Bracket:
     block: tuple[LogPoint, ...]
     after: tuple[LogPoint, ...]
     num_near: float
-    """Iterations, stored or not, that are nearer to this block than to others."""
+    """Number of iterations, stored or not, that are nearer to this block than to others."""
 
     @property
     def effect(self) -> float:
-        """The plan's values over those at full speed, as a logarithm."""
+        """Logarithm of the ratio of the plan's value to the full-speed value."""
         return fmean((_middle(self.before), _middle(self.after))) - _middle(self.block)
 
     def error(self, sigma: float) -> float:
-        """Return the standard error of the effect, as far as it comes from the scatter of single iterations."""
+        """Return the part of the effect's standard error that comes from the scatter of single iterations."""
         shares = 1 / _count(self.block) + (1 / _count(self.before) + 1 / _count(self.after)) / 4
         return sigma * MEDIAN_PER_MEAN_ERROR * math.sqrt(shares)
 
     def is_void(self, sigma: float) -> bool:
-        """Return whether the two spans differ beyond the scatter of single iterations."""
+        """Return whether the two spans differ by more than the scatter of single iterations."""
         chance = sigma * MEDIAN_PER_MEAN_ERROR * math.sqrt(1 / _count(self.before) + 1 / _count(self.after))
         return abs(_middle(self.before) - _middle(self.after)) > max(_TOLERATED, _VOID_AT_SIGMA * chance)
 
 
 def complete_brackets(full_speed: Sequence[LogPoint], tuned: Sequence[LogPoint]) -> list[Bracket]:
-    """Return the complete brackets of a job, in order; both sequences are by iteration index."""
+    """Return the complete brackets of a job in order; both arguments are sorted by iteration index."""
     runs = _runs(full_speed, tuned)
     found = []
     for number, (is_tuned, block) in enumerate(runs):
@@ -84,7 +84,7 @@ def complete_brackets(full_speed: Sequence[LogPoint], tuned: Sequence[LogPoint])
             continue
         before, after = runs[number - 1][1], runs[number + 1][1]
         begin, end = float(before[0].first_index), float(after[-1].last_index)
-        if number > 2:  # the earlier half belongs to the block before
+        if number > 2:  # the earlier half belongs to the previous block
             before = before[_half(before) :]
             begin = fmean((runs[number - 2][1][-1].last_index, block[0].first_index))
         if number < len(runs) - 3:
@@ -101,8 +101,8 @@ def complete_brackets(full_speed: Sequence[LogPoint], tuned: Sequence[LogPoint])
 def scatter(brackets: Sequence[Bracket]) -> float:
     """Return the standard deviation of single iterations within blocks and spans.
 
-    The smallest distance on each side counts nothing: a side's median lies on one of few iterations, or near it. With
-    it, the estimate would be a quarter too low.
+    The smallest distance on each side is left out: the median of few iterations lies on one of them or near it, so
+    including that distance would make the estimate a quarter too low.
     """
     sides = [side for bracket in brackets for side in (bracket.before, bracket.block, bracket.after)]
     distances = [
@@ -114,7 +114,7 @@ def scatter(brackets: Sequence[Bracket]) -> float:
 
 
 def _runs(full_speed: Sequence[LogPoint], tuned: Sequence[LogPoint]) -> list[tuple[bool, list[LogPoint]]]:
-    """Return the iterations as runs at full speed and under plans by turns."""
+    """Return the iterations grouped into alternating runs at full speed and under plans."""
     runs: list[tuple[bool, list[LogPoint]]] = []
     for point, is_tuned in sorted([(point, False) for point in full_speed] + [(point, True) for point in tuned]):
         if not runs or runs[-1][0] is not is_tuned:
@@ -124,13 +124,13 @@ def _runs(full_speed: Sequence[LogPoint], tuned: Sequence[LogPoint]) -> list[tup
 
 
 def _half(run: Sequence[LogPoint]) -> int:
-    """Return how many points have their middle in the earlier half of the iterations of a run."""
+    """Return how many points have their middle in the earlier half of a run's iterations."""
     ends = list(accumulate(point.num_iterations for point in run))
     return sum(2 * end - point.num_iterations < ends[-1] for end, point in zip(ends, run, strict=True))
 
 
 def _nearest(run: Sequence[LogPoint]) -> tuple[LogPoint, ...]:
-    """Return the first points, until they are as many iterations as a span."""
+    """Return the first points that together contain one span of iterations."""
     ends = accumulate((point.num_iterations for point in run), initial=0)
     return tuple(point for point, num_before in zip(run, ends, strict=False) if num_before < _SPAN)
 

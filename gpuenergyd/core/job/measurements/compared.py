@@ -1,7 +1,7 @@
-"""Iterations from which a job's saving is computed: blocks at full speed, and what ran under plans beside them.
+"""Iterations from which a job's saving is computed: blocks at full speed, and the tuned iterations next to them.
 
-They are kept for longer than all iterations, and without their instructions: in a long job, blocks at full speed are
-far from each other, and an interval needs many of them.
+They are kept longer than other iterations and without their instructions, because in a long job the blocks at full
+speed are far apart and a confidence interval needs many of them.
 """
 
 from collections import deque
@@ -20,31 +20,31 @@ _MOST_KEPT = 1024
 
 @dataclass(slots=True)
 class ComparedIterations:
-    """The iterations that brackets are made of, oldest first.
+    """The iterations that brackets consist of, oldest first.
 
-    Of a run at full speed or under plans the first ones count, as they follow the run before, and the last ones once
-    another run follows them.
+    Each run, at full speed or under plans, contributes its first iterations, because they follow the run before, and
+    its last ones, once another run follows.
     """
 
     _kept: list[tuple[IterationObservation, bool]] = field(default_factory=list)
-    """Each with whether it ran under a plan."""
+    """Each iteration, and whether it ran under a plan."""
     _newest: deque[IterationObservation] = field(default_factory=lambda: deque(maxlen=REACH))
-    """Those of the present run that are not kept yet."""
+    """Iterations of the present run that are not kept yet."""
     _num_first: int = 0
-    """Iterations of the present run that are kept."""
+    """Number of iterations of the present run that are kept."""
     _is_tuned: bool | None = None
-    """Whether the present run is under plans; None before the first one."""
+    """Whether the present run is under plans; None before the first run."""
     _plan_id: str | None = BASELINE_PLAN_ID
 
     def add(self, observation: IterationObservation, purposes: Purposes) -> None:
-        """Take an iteration; one that is like no other, at another's pace or under an experiment counts nothing."""
+        """Add an iteration, unless it was disturbed, ran at another replica's pace or under an experiment."""
         is_first_of_plan = observation.plan_id != self._plan_id
         self._plan_id = observation.plan_id
         purpose = purposes.get(observation.plan_id)
         is_tuned = purpose is PlanPurpose.TUNED
         if not observation.is_own or observation.waited_s or not (is_tuned or purpose is PlanPurpose.BASELINE):
             return
-        if not is_tuned and is_first_of_plan:  # clocks still rise
+        if not is_tuned and is_first_of_plan:  # clocks are still rising
             return
         if is_tuned is not self._is_tuned:
             self._kept += [(own, not is_tuned) for own in self._newest]
@@ -59,14 +59,14 @@ class ComparedIterations:
         del self._kept[: max(0, len(self._kept) - _MOST_KEPT)]
 
     def keep(self, is_kept: Callable[[IterationObservation], bool]) -> None:
-        """Drop all other iterations."""
+        """Drop all iterations except those for which `is_kept` is true."""
         self._kept = [(own, is_tuned) for own, is_tuned in self._kept if is_kept(own)]
         newest = [own for own in self._newest if is_kept(own)]
         self._newest.clear()
         self._newest.extend(newest)
 
     def restore(self, observations: Iterable[IterationObservation], purposes: Purposes) -> None:
-        """Begin with these iterations, in order."""
+        """Start with these iterations, which are in order."""
         for observation in observations:
             self.add(observation, purposes)
 

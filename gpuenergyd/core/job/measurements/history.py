@@ -1,4 +1,4 @@
-"""Limited history of a job's measured iterations, and selections of it, such as those under one plan."""
+"""Limited history of a job's measured iterations, and queries on it, such as the iterations under one plan."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,22 +11,22 @@ from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, TRIALS, PlanPurpose
 
 @dataclass(slots=True)
 class KeptIterations:
-    """A job's observations, oldest first; at most `max_kept` of them."""
+    """A job's observations, oldest first; at most `max_kept`."""
 
     max_kept: int
     kept: list[IterationObservation] = field(default_factory=list)
 
     def add(self, observation: IterationObservation, purposes: Purposes) -> None:
-        """Keep an iteration, and drop another one if there are too many."""
+        """Add an iteration; drop another one if there are too many."""
         self.kept.append(observation)
         if len(self.kept) > self.max_kept:
             del self.kept[self._most_dispensable(purposes)]
 
     def _most_dispensable(self, purposes: Purposes) -> int:
-        """Return the index of the observation to drop: a tuned one, else one at full speed, of the older half.
+        """Return the index of the observation to drop: from the older half, a tuned one, else one at full speed.
 
-        The newer half stays because the guard judges a plan by its newest iterations, however many ran at full speed
-        before.
+        The newer half stays because the guard evaluates a plan by its newest iterations, however many iterations ran at
+        full speed before.
         """
         older = [purposes.get(o.plan_id) for o in self.kept[: max(1, self.max_kept // 2)]]
         needed = {*TRIALS, PlanPurpose.BASELINE}
@@ -35,7 +35,7 @@ class KeptIterations:
         return next(tuned, next(at_full_speed, 0))
 
     def at_full_speed(self, purposes: Purposes, *, since: int = 0) -> list[IterationObservation]:
-        """Return the regular full-speed iterations without the first of each block, in which clocks still rise."""
+        """Return the regular full-speed iterations without the first of each block, while clocks are still rising."""
         found = []
         plan_id_before: str | None = BASELINE_PLAN_ID
         for o in self.kept:

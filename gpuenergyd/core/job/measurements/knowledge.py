@@ -1,4 +1,4 @@
-"""All that was measured of one job: its plans, iterations, pace and saving, and curves that it may start from."""
+"""All measurements of one job: its plans, iterations, pace and saving, and the curves that it may start from."""
 
 from collections import Counter, deque
 from collections.abc import Callable
@@ -24,12 +24,12 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 _TUNED_FIGURES_KEPT = 512
 _NEWEST_OF_PLAN = 128
-"""Iterations of a plan whose medians are shown: enough for a median, and computed for many status responses."""
+"""Number of a plan's iterations whose medians are shown; limited, because each status response computes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnowledgeSnapshot:
-    """All state of `JobKnowledge` but the estimators, which start again after a restart."""
+    """All state of `JobKnowledge` except the estimators, which start again after a restart."""
 
     plans: IssuedPlansSnapshot
     iterations: tuple[IterationObservation, ...]
@@ -46,17 +46,17 @@ class KnowledgeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class PlanMeasurement:
-    """What the regular iterations of one plan show; figures are None while there is none."""
+    """Results of one plan's regular iterations; values are None if there are none."""
 
     num_iterations: int
     iteration_time_s: float | None
-    """Median over the newest ones, as is the energy."""
+    """Median over the newest iterations, as is `energy_j`."""
     energy_j: float | None
 
 
 @dataclass(slots=True)
 class JobKnowledge:
-    """The measurements of one job; `max_kept` iterations at most are kept."""
+    """The measurements of one job; at most `max_kept` iterations are kept."""
 
     job_id: str
     max_kept: int
@@ -64,28 +64,28 @@ class JobKnowledge:
     iterations: KeptIterations = field(init=False)
     compared: ComparedIterations = field(default_factory=ComparedIterations)
     past_jobs: tuple[PastJob, ...] = ()
-    """Curves of earlier jobs, until plans made from them were slow."""
+    """Curves of earlier jobs; emptied if plans made from them were too slow."""
     learned: LearnedCurves | None = None
-    """Curves that the job has shown since it last changed, as its policy said with its newest plan."""
+    """Curves measured since the job last changed, as returned by its policy with the newest plan."""
     curves_before: LearnedCurves | None = None
-    """Curves that it had shown when it last changed."""
+    """Curves measured before the job last changed."""
     generation: int = 0
-    """How often the job was profiled from the beginning again."""
+    """Number of times that trials started over."""
     pace: PaceEstimator = field(default_factory=PaceEstimator)
     straggler_saving: StragglerSavingEstimator = field(default_factory=StragglerSavingEstimator)
     num_iterations_for: Counter[PlanPurpose] = field(default_factory=Counter)
-    """Regular iterations by the purpose of their plan."""
+    """Number of regular iterations by the purpose of their plan."""
     tuned_figures: deque[tuple[float, float | None]] = field(default_factory=lambda: deque(maxlen=_TUNED_FIGURES_KEPT))
-    """Time and energy of the last tuned iterations at the job's own pace."""
+    """Time and energy of the newest tuned iterations at the job's own pace."""
     changed_at: int = 0
-    """The first iteration since the job last changed; earlier ones were dropped."""
+    """First iteration after the job last changed; earlier ones were dropped."""
     estimate_before: SavingEstimate | None = None
-    """The estimate when measurements were last dropped; it holds until the saving is measured again."""
+    """Estimate at the time when measurements were last dropped, used until the saving is measured again."""
     reordering: Reordering = field(default_factory=Reordering)
     _saving: tuple[MeasuredSaving | None] | None = None
-    """The measured saving; None if it must be computed again."""
+    """Cached saving; None if it must be computed again."""
     _plan_measurement: tuple[str, PlanMeasurement] | None = None
-    """The figures of one plan by its id; None if they must be computed again."""
+    """Cached figures of one plan with its id; None if they must be computed again."""
 
     def __post_init__(self) -> None:
         self.iterations = KeptIterations(self.max_kept)
@@ -93,7 +93,7 @@ class JobKnowledge:
     def record(
         self, event: IterationObserved, ranks: JobRanks, target: PerformanceTarget, baseline: BaselineView | None
     ) -> RecordIteration:
-        """Add an iteration, which is irregular if the job has changed since; return the command that records it."""
+        """Add an iteration, irregular if it ran before the last change; return the command that records it."""
         observation = event.observation
         if observation.iteration_index < self.changed_at:
             observation = replace(observation, is_regular=False)
@@ -117,8 +117,8 @@ class JobKnowledge:
     ) -> tuple[IterationObservation, PlanPurpose | None]:
         """Add an iteration; return it with its waiting time for other replicas, and the purpose of its plan.
 
-        `graph` is that of the order in which it ran, `permitted_ratio` the slowdown that the target permits beyond full
-        speed or a straggler's pace.
+        `graph` is that of the order in which it ran. `permitted_ratio` is the slowdown that the target permits beyond
+        full speed or a straggler's pace.
         """
         purpose = self.plans.purpose_of(observation.plan_id)
         is_for_straggler = self.plans.is_for_straggler(observation.plan_id)
@@ -169,7 +169,7 @@ class JobKnowledge:
         )
 
     def measured_under(self, plan_id: str) -> PlanMeasurement:
-        """Return what the regular iterations of one plan show."""
+        """Return the number, time and energy of one plan's regular iterations."""
         if self._plan_measurement is None or self._plan_measurement[0] != plan_id:
             under = self.iterations.regular_under(plan_id)
             newest = under[-_NEWEST_OF_PLAN:]
@@ -190,9 +190,9 @@ class JobKnowledge:
         *,
         affordable_s: float | None = None,
     ) -> JobView | None:
-        """Return the view of this job for its policy; None until there is a baseline.
+        """Return the job as its policy sees it; None until there is a baseline.
 
-        A tuned plan is judged by the time and energy of its iterations; of others, untimed ones would show nothing.
+        The view includes iterations without instruction times only for tuned plans, whose total time and energy matter.
         """
         if ranks.schedule is None or baseline is None:
             return None
@@ -219,9 +219,9 @@ class JobKnowledge:
         )
 
     def estimate(self, baseline: BaselineView, *, until: int | None = None) -> SavingEstimate:
-        """Return the estimate since the last change, or the one before while the saving is not yet measured again.
+        """Return the estimate since the last change, or the previous one until the saving has been measured again.
 
-        With `until`, the saving is that of iterations before this one.
+        With `until`, only iterations before that index are used for the saving.
         """
         saving = self.saving() if until is None else self.compared.saving(until=until)
         if saving is None and self.estimate_before is not None:
@@ -237,11 +237,11 @@ class JobKnowledge:
         )
 
     def keep_curves(self) -> None:
-        """Keep the curves that the job has shown until now for its plans after a change."""
+        """Keep the curves measured up to now, for plans after a change of the job."""
         self.curves_before = self.learned or self.curves_before
 
     def begin_anew(self, is_kept: Callable[[IterationObservation], bool]) -> None:
-        """Drop all measurements except the kept iterations, so that the policy begins again."""
+        """Drop all measurements except the kept iterations, so that the policy starts over."""
         self.tuned_figures.clear()
         self.iterations.kept = [o for o in self.iterations.kept if is_kept(o)]
         self.compared.keep(is_kept)
@@ -252,7 +252,7 @@ class JobKnowledge:
         self._iterations_changed()
 
     def change_schedule(self, baseline: BaselineView | None, *, first_iteration: int) -> None:
-        """Drop what holds for one number of microbatches only: iterations, and plans; curves stay."""
+        """Drop iterations and plans, which hold for one number of microbatches only; keep the curves."""
         if baseline is not None and (before := self.estimate(baseline)).saving is not None:
             self.estimate_before = before
         self.changed_at = first_iteration
@@ -261,7 +261,7 @@ class JobKnowledge:
         self.pace = PaceEstimator()
 
     def snapshot(self) -> KnowledgeSnapshot:
-        """Return a copy of all state but the estimators."""
+        """Return a copy of all state except the estimators."""
         return KnowledgeSnapshot(
             plans=self.plans.snapshot(),
             iterations=tuple(self.iterations.kept),
@@ -277,7 +277,7 @@ class JobKnowledge:
         )
 
     def restore(self, snapshot: KnowledgeSnapshot) -> None:
-        """Replace all state but the estimators."""
+        """Replace all state except the estimators."""
         self.plans.restore(snapshot.plans)
         self.iterations.kept = list(snapshot.iterations)
         self.compared.restore(snapshot.iterations, self.plans.purposes())

@@ -1,4 +1,4 @@
-"""Measured time-energy points of a job: its frontier if the policy has no better one."""
+"""Measured time-energy points of a job, used as its frontier if the policy has no better one."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -7,13 +7,13 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
 
 LEAST_ITERATIONS = 2
-"""Minimum number of iterations of one plan; with more, the first one, in which clocks still change, is left out."""
+"""Minimum number of iterations per plan; if there are more, the first, while clocks still change, is left out."""
 
 
 def measured_frontier(view: JobView) -> tuple[FrontierPoint, ...]:
     """Return median time and energy of every plan that ran, and of full speed, fastest first.
 
-    For a policy that tries one clock on all GPUs these are the points of the job's uniform-clock curve.
+    For a policy that tries one clock on all GPUs, these are the points of the job's uniform-clock curve.
     """
     by_plan: dict[str, list[IterationObservation]] = {}
     for seen in view.observations:

@@ -1,4 +1,4 @@
-"""Assembles the ranks' reports into whole iterations, and decides which iterations count."""
+"""Assembles the ranks' reports into whole iterations, and decides which iterations are used for measurements."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -17,29 +17,29 @@ from gpuenergyd.core.pipeline.reorder import Orders
 
 _NS_PER_S = 1e9
 _UNFINISHED_KEPT = 16
-"""Iterations that wait for the reports of other ranks, whose GPUs may be further behind their programs."""
+"""Number of iterations that may wait for reports of other ranks, whose GPUs may lag further behind their programs."""
 _MAX_RUN_AHEAD = 32
-"""More is not believed: driver and program bound their queues."""
+"""Larger values are implausible, because driver and program bound their queues."""
 _RUN_AHEAD_OVER = 64
-"""Reports over which the largest run-ahead counts."""
+"""Number of newest reports whose largest run-ahead is used."""
 _PAUSE_AT_SIGMA = 4.0
-"""Excess of a gap over the usual one, in standard deviations of the gaps, below which it is noise of a busy host."""
+"""A gap that exceeds the usual one by less than this many standard deviations is noise of a busy host."""
 _MAX_NOISE_RATIO = 0.25
-"""Share of an iteration beyond which a gap is a pause, however much gaps scatter."""
+"""A gap that exceeds the usual one by this share of an iteration is a pause, however much gaps scatter."""
 
 _LAUNCHED_AHEAD = 2
-"""Iterations that a program may have launched, and that end after the one last reported."""
+"""Number of launched iterations that may still end after the one last reported."""
 
 
 @dataclass(slots=True)
 class PowerCut:
-    """Iterations at lower clocks than planned, because the power of the host was above its budget."""
+    """Tracks iterations at lower clocks than planned, due to the host's power budget."""
 
     is_cut: bool = False
     last_index: int = -1
 
     def change(self, *, is_cut: bool, last_reported: int) -> None:
-        """Begin or end a cut after this iteration."""
+        """Begin or end a cut after iteration `last_reported`."""
         if self.is_cut and not is_cut:
             self.last_index = last_reported + _LAUNCHED_AHEAD
         self.is_cut = is_cut
@@ -51,16 +51,16 @@ class PowerCut:
 
 @dataclass(frozen=True, slots=True)
 class WholeIteration:
-    """An iteration that all ranks have reported; `ranks` holds one report per stage, in pipeline order."""
+    """An iteration that all ranks have reported; `ranks` has one report per stage, in pipeline order."""
 
     ranks: tuple[RankIteration, ...]
     plan_id: str | None
     """None if the ranks did not all follow the same plan."""
     is_in_order: bool
-    """Whether every rank ran the instructions of its registration, in that order."""
+    """Whether every rank ran its registered or planned instructions in order."""
     is_regular: bool
     pause_s: float | None
-    """Time beyond the usual between this iteration and the next one; None if there was no pause."""
+    """Excess over the usual gap between this iteration and the next; None if there was no pause."""
 
     @property
     def iteration_index(self) -> int:
@@ -68,7 +68,7 @@ class WholeIteration:
 
     @property
     def disturbance(self) -> tuple[str, str]:
-        """The kind of disturbance of an iteration out of order, or before a pause, and its log line."""
+        """Kind of disturbance and log message, for an iteration that ran out of order or was followed by a pause."""
         index = self.iteration_index
         if not self.is_in_order:
             line = f"iteration {index} ran other instructions, or in another order, than were registered"
@@ -97,13 +97,13 @@ class RankReports:
 
     rules: JobRules
     num_stage_ranks: int = 1
-    """Ranks of each stage, whose reports are merged."""
+    """Number of ranks per stage, whose reports are merged."""
     last_index: int = -1
-    """The newest iteration that any rank has reported."""
+    """Newest iteration that any rank has reported."""
     num_iterations: int = 0
-    """Whole iterations so far."""
+    """Number of complete iterations."""
     num_foreign_orders: int = 0
-    """Consecutive iterations whose instructions, or their order, differ from the registration."""
+    """Consecutive iterations whose instructions or their order differ from those registered or planned."""
     cut: PowerCut = field(default_factory=PowerCut)
     _first_index: int | None = None
     _unfinished: dict[int, dict[int, RankIteration]] = field(default_factory=dict)
@@ -112,14 +112,14 @@ class RankReports:
 
     @property
     def run_ahead(self) -> int:
-        """Iterations that a program has launched beyond the one that begins on its GPU; the most of late.
+        """Maximum number of recent iterations launched beyond the one beginning on the GPU.
 
-        Across hosts, the further iterations that the ranks need to agree on a plan.
+        Across hosts it includes the iterations that the ranks need to agree on a plan.
         """
         return max(self._run_ahead, default=0)
 
     def record_run_ahead(self, num_iterations: int) -> None:
-        """Record by how many iterations more than usual a plan was late."""
+        """Record how many iterations later than usual a plan took effect."""
         self._run_ahead.append(min(max(0, num_iterations), _MAX_RUN_AHEAD))
 
     def assemble(
@@ -131,10 +131,10 @@ class RankReports:
         *,
         counts_from: int,
     ) -> WholeIteration | None:
-        """Take a report of one of the job's ranks; return the iteration that it completes.
+        """Add a report of one of the job's ranks; return the iteration that it completes, or None.
 
-        Iterations during a power cut, or in which GPUs follow other limits or profiles, do not count. What the client
-        cost the slowest rank is charged to the account.
+        Iterations during a power cut, or while GPUs adopt other limits or profiles, are irregular. The client's
+        overhead on the slowest rank is charged to the account.
         """
         plans = knowledge.plans
         index = ranks.description.rank_index(report.pp_rank, report.stage_rank)
@@ -158,9 +158,9 @@ class RankReports:
         counts_from: int,
         plan_orders: Callable[[str | None], Orders] = lambda _: (),
     ) -> WholeIteration | None:
-        """Add a report; return the iteration that it completes, which is regular from index `counts_from` on.
+        """Add a report; return the iteration that it completes, which is regular only from index `counts_from` on.
 
-        `orders` are the registered ones, `plan_orders` those of a plan if it has any.
+        `orders` are the registered orders; `plan_orders` returns those of a plan, if it has any.
         """
         index = report.iteration_index
         self.last_index = max(self.last_index, index)
@@ -182,7 +182,7 @@ class RankReports:
         )
         self.num_foreign_orders = 0 if is_in_order else self.num_foreign_orders + 1
         in_order = [reports[r] for r in sorted(reports)]
-        if not all(r.is_timed for r in in_order):  # the times of some say nothing without those of the others
+        if not all(r.is_timed for r in in_order):  # times of only some of the ranks are of no use
             in_order = [replace(r, instructions=(), is_in_order=is_in_order) for r in in_order]
         first_of_stages = range(0, len(in_order), self.num_stage_ranks)
         ranks = tuple(stage_iteration(in_order[k : k + self.num_stage_ranks]) for k in first_of_stages)
@@ -193,7 +193,7 @@ class RankReports:
         return WholeIteration(ranks, plan_id, is_in_order, is_countable and pause_s is None, pause_s)
 
     def count(self, iteration_index: int) -> bool:
-        """Count a whole iteration; return whether it lies after the warm-up."""
+        """Count a complete iteration; return whether it comes after the warm-up."""
         self.last_index = max(self.last_index, iteration_index)
         self.num_iterations += 1
         if self._first_index is None:

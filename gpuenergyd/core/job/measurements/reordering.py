@@ -1,4 +1,4 @@
-"""Reordering of a job: whether its order of instructions may change, the memory for it, and the policy's advice."""
+"""Reordering of a job: whether its instruction order may change, the memory for it, and the policy's advice."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,14 +25,14 @@ class Reordering:
     offers: dict[int, ReorderOffer] = field(default_factory=dict)
     memory: dict[int, RankMemory] = field(default_factory=dict)
     barred: str = ""
-    """Why no other order is tried any more, for instance after one ran out of memory; empty while it may be."""
+    """Why no other order may be tried any more, for example after one ran out of memory; empty if it may."""
     advice: OrderAdvice | None = None
 
     def record(self, index: int, report: RankIteration, *, is_plain: bool) -> None:
-        """Record the memory of a rank in an iteration, in the registered order or in another one.
+        """Record a rank's memory in an iteration, in the registered order (`is_plain`) or another one.
 
-        Allocators report the peak since the begin of the program, so that the first other order ends the record of the
-        registered one.
+        Allocators report the peak since the program started, so values for the registered order are no longer updated
+        once another order has run.
         """
         now, known = report.memory, self.memory.get(index)
         if now is None:
@@ -50,19 +50,19 @@ class Reordering:
             )
 
     def record_stage(self, index: int, memory: RankMemory | None) -> None:
-        """Replace the memory of a stage by what its own daemon has found; None: that is not known."""
+        """Replace a stage's memory by the value from the stage's own daemon; None if unknown."""
         if memory is None:
             self.memory.pop(index, None)
         else:
             self.memory[index] = memory
 
     def bar(self, reason: str) -> bool:
-        """Let no other order be tried any more; return whether that is new."""
+        """Forbid other orders from now on; return whether they were allowed before."""
         is_new, self.barred = not self.barred, self.barred or reason
         return is_new
 
     def view(self, num_ranks: int, num_stage_ranks: int) -> ReorderView:
-        """Return the view for a policy; the memory of a stage is that of its rank with the least room."""
+        """Return the view for a policy; a stage's memory is that of its rank with the least room."""
         offer = common_offer(tuple(self.offers.values()))
         return ReorderView(
             is_allowed=offer.is_allowed,
@@ -85,13 +85,13 @@ class Reordering:
 
 
 def common_offer(offers: Sequence[ReorderOffer]) -> ReorderOffer:
-    """Return what ranks offer together: what all allow, and the first refusal."""
+    """Return the combined offer of ranks: reordering is allowed if all allow it; otherwise the first refusal."""
     refusal = next((offer.refusal for offer in offers if offer.refusal), "")
     return ReorderOffer(bool(offers) and all(offer.is_allowed for offer in offers), refusal)
 
 
 def least_room(memory_of_ranks: Sequence[RankMemory | None]) -> RankMemory | None:
-    """Return the memory of the rank of a stage with the least room; None if that of one is not known."""
+    """Return the memory of the rank with the least room in a stage; None if that of any rank is unknown."""
     known = [memory for memory in memory_of_ranks if memory is not None]
     if len(known) < len(memory_of_ranks):
         return None

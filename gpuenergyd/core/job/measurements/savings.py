@@ -1,8 +1,8 @@
 """Baseline of a job, and the measured saving of its plans with a confidence interval.
 
-Both come from iterations of the job itself: those at full speed (before the first plan, in proof blocks, after a
-fall-back) and those under a tuned plan. Because a job drifts, the baseline time comes from the newest full-speed block
-if that differs significantly from the older ones. The saving comes from brackets: see `brackets`.
+Both come from iterations of the job itself: at full speed (before the first plan, in proof blocks, after a fall-back)
+and under a tuned plan. Because a job drifts, the baseline time comes from the newest full-speed block alone if that
+differs significantly from the older ones. The saving comes from brackets, see `brackets`.
 """
 
 import math
@@ -19,7 +19,7 @@ from gpuenergyd.core.policy_api.policy import BaselineView
 
 
 class Point(NamedTuple):
-    """An iteration, or consecutive ones that are stored as one row with their medians."""
+    """An iteration, or the medians of consecutive iterations stored as one row."""
 
     first_index: int
     time_s: float
@@ -32,7 +32,7 @@ _DIFFERS_AT_SIGMA = 2.5
 
 
 def baseline_view(full_speed: Sequence[IterationObservation]) -> BaselineView:
-    """Return the baseline from a job's regular full-speed iterations in order (at least one)."""
+    """Return the baseline from a job's regular full-speed iterations, in order; at least one is required."""
     blocks = _blocks(full_speed)
     newest, older = blocks[-1], [o for block in blocks[:-1] for o in block]
     times_s = [o.own_time_s for o in newest]
@@ -66,7 +66,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSaving:
-    """Saving of energy and slowdown of an iteration, as ratios to the baseline."""
+    """Energy saving and slowdown of an iteration, as ratios to the baseline."""
 
     saving_ratio: Interval | None
     slowdown_ratio: Interval
@@ -76,27 +76,27 @@ class MeasuredSaving:
 
 @dataclass(frozen=True, slots=True)
 class SavingEstimate:
-    """The estimate of a job that status, live page, report and history show: values at full speed and under plans."""
+    """A job's estimate as shown by status, live page, report and history: values at full speed and under plans."""
 
     since_iteration: int
-    """The first iteration that counts: earlier ones ran before the job changed."""
+    """First iteration included; earlier ones ran before the job changed."""
     baseline_time_s: float
     baseline_energy_j: float | None
     iteration_time_s: float | None
-    """Medians under tuned plans; None while there is no such iteration."""
+    """Median under tuned plans, as is `energy_j`; None if there is no such iteration."""
     energy_j: float | None
     saving: MeasuredSaving | None
 
     @property
     def ratios(self) -> tuple[Interval | None, Interval | None]:
-        """Saving of energy and slowdown, each None if not measured."""
+        """Energy saving and slowdown, each None if not measured."""
         return (None, None) if self.saving is None else (self.saving.saving_ratio, self.saving.slowdown_ratio)
 
 
 def measured_saving(
     full_speed: Sequence[IterationObservation], tuned: Sequence[IterationObservation]
 ) -> MeasuredSaving | None:
-    """Return the measured saving of a job's iterations, as `saving_between` computes it."""
+    """Return the measured saving from a job's iterations, computed by `saving_between`."""
     at_full_speed, under_plans = (
         [Point(o.iteration_index, o.iteration_time_s, o.energy_j) for o in side] for side in (full_speed, tuned)
     )
@@ -107,10 +107,10 @@ def measured_saving(
 def saving_between(
     full_speed: Sequence[Point], tuned: Sequence[Point], *, hidden_energy_error: float = 0.0
 ) -> MeasuredSaving | None:
-    """Return the measured saving of a job from its brackets (`brackets`); None with fewer than two that hold.
+    """Return the measured saving of a job from its brackets (`brackets`); None with fewer than two valid ones.
 
-    A bracket holds if its two spans agree in time and, where it was measured, in energy. `hidden_energy_error` is the
-    standard deviation of an error of the ratio of energies that does not show in their scatter.
+    A bracket is valid if its two spans agree in time and, where measured, in energy. `hidden_energy_error` is the
+    standard deviation of an error in the energy ratio that is not visible in the scatter.
     """
     in_time = complete_brackets(_log_times(full_speed), _log_times(tuned))
     in_energy = complete_brackets(_log_energies(full_speed), _log_energies(tuned))
@@ -137,10 +137,10 @@ def _log_energies(points: Sequence[Point]) -> list[LogPoint]:
 
 
 def _mean_effect(brackets: Sequence[Bracket], hidden_error: float = 0.0) -> Interval | None:
-    """Return the relative effect of plans with its interval; None with too few brackets.
+    """Return the mean relative effect of plans with its interval; None with too few brackets.
 
-    The variance of a mean with unequal weights is estimated from the weighted squares; its degrees of freedom are those
-    of as many equal weights as would give the same variance.
+    The variance of the weighted mean is estimated from weighted squared deviations. The degrees of freedom are those of
+    the number of equal weights that would give the same variance.
     """
     effects = [bracket.effect for bracket in brackets]
     if len(effects) < LEAST_BRACKETS:
@@ -161,8 +161,8 @@ def _mean_effect(brackets: Sequence[Bracket], hidden_error: float = 0.0) -> Inte
 def saved_power_w(saving: MeasuredSaving | None, baseline: BaselineView | None) -> Interval | None:
     """Return the energy saved per iteration divided by the tuned iteration time; None if energy was not measured.
 
-    Without a slowdown this equals baseline power minus tuned power. A slower job draws less power for longer; only the
-    energy that it saves per iteration counts.
+    Without a slowdown this equals baseline power minus tuned power. A slower job draws less power for longer, so only
+    the energy saved per iteration is used.
     """
     if saving is None or saving.saving_ratio is None or baseline is None or baseline.energy_j is None:
         return None
@@ -173,7 +173,7 @@ def saved_power_w(saving: MeasuredSaving | None, baseline: BaselineView | None) 
 
 
 def sum_of_significant(intervals: Sequence[Interval]) -> Interval | None:
-    """Return the sum of the significant estimates, with independent errors; None if none is significant."""
+    """Return the sum of the significant estimates, assuming independent errors; None if none is significant."""
     counted = [interval for interval in intervals if interval.is_significant]
     if not counted:
         return None

@@ -1,14 +1,14 @@
-"""The error of measured energies that repetition does not show, because a power sensor sees the same parts each time.
+"""Error of measured energies that repetition does not reveal, because a power sensor samples the same parts each time.
 
-Theory of operation. Some GPUs sample power for a quarter of each period of their energy counter (A100 and H100, arXiv
-2312.02741) and take it for the mean of the period. Where iterations begin at ever other phases of the period, these
-errors differ from iteration to iteration: they show as scatter, and their mean vanishes. Where an iteration takes a
-multiple of the period, the sensor samples the same parts of every iteration: the error is the same in all of them.
+Theory of operation. Some GPUs sample power during a quarter of each period of their energy counter (A100 and H100,
+arXiv 2312.02741) and use it as the mean of the period. If iterations begin at varying phases of the period, these
+errors differ from iteration to iteration: they appear as scatter, and average out. If an iteration takes a multiple of
+the period, the sensor samples the same parts of every iteration, and the error is the same in all of them.
 
-The error of one iteration comes from its changes of power, each of which is seen up to a period too early or too late.
-It is a share of the period over the iteration, and independent from GPU to GPU. What remains of it in the mean of many
-iterations is the concentration of their phases: the length of the mean of unit vectors in the directions of the phases,
-if it is more than chance (Rayleigh's test; Mardia and Jupp, Directional Statistics, 2000).
+The error of one iteration comes from its power changes, each of which is detected up to one period early or late. It is
+proportional to the ratio of period to iteration time, and independent between GPUs. The share that remains in the mean
+of many iterations is the concentration of their phases: the length of the mean of unit vectors in the directions of the
+phases, if significantly above zero (Rayleigh's test; Mardia and Jupp, Directional Statistics, 2000).
 """
 
 import cmath
@@ -20,17 +20,17 @@ from statistics import median
 from gpuenergyd.core.measurement.observation import IterationObservation, RankEnergy
 
 _ERROR_OF_A_PERIOD = 1.0
-"""Standard deviation of the energy error of one iteration, as mean power times this many periods. Simulated: about 1 if
-the instructions, too, take multiples of the period, 0.5 otherwise."""
+"""Standard deviation of an iteration's energy error, as mean power times this many periods. In simulations about 1 if
+the instructions also take multiples of the period, 0.5 otherwise."""
 _BY_CHANCE = 2.0
-"""Critical value of Rayleigh's statistic: one set of random phases in seven exceeds it."""
+"""Critical value of Rayleigh's statistic; random phases exceed it in one of seven sets."""
 _MIN_ITERATIONS = 3
 _MAX_PERIOD_RATIO = 0.5
-"""Longest period in iterations: with less than two updates in each, edges do not show the period."""
+"""Longest period relative to an iteration; with fewer than two updates per iteration, edges do not show the period."""
 
 
 def hidden_energy_error_ratio(observations: Sequence[IterationObservation]) -> float:
-    """Return the standard deviation of the relative error that the energies of these iterations have in common."""
+    """Return the standard deviation of the relative error common to the energies of these iterations."""
     of_rank: dict[int, list[RankEnergy]] = defaultdict(list)
     for observation in observations:
         for rank in observation.ranks:
@@ -42,7 +42,7 @@ def hidden_energy_error_ratio(observations: Sequence[IterationObservation]) -> f
 
 
 def _common_error_ratio(energies: Sequence[RankEnergy]) -> float:
-    """Return the common error of one GPU's energies, relative to them."""
+    """Return the common relative error of one GPU's energies."""
     if len(energies) < _MIN_ITERATIONS:
         return 0.0
     periods = median((rank.counter_period_s or 0.0) / rank.window_s for rank in energies)
@@ -52,7 +52,7 @@ def _common_error_ratio(energies: Sequence[RankEnergy]) -> float:
 
 
 def concentration(phases: Sequence[float]) -> float:
-    """Return how equal phases are, from 0 (not more than by chance) to 1 (all equal); a phase of 1 is one of 0."""
+    """Return the concentration of phases (in turns): 1 if all are equal, 0 if it could be chance."""
     n = len(phases)
     length = abs(sum(cmath.exp(2j * math.pi * phase) for phase in phases) / n)
     return length if n * length**2 >= _BY_CHANCE * (1 - 1e-9) else 0.0

@@ -1,7 +1,7 @@
-"""What a job does with an iteration: complete it from the ranks' reports, record it with its energy, act by phase.
+"""How a job handles an iteration: complete it from the ranks' reports, record it with its energy, act by phase.
 
-An iteration of a tuned job comes back here from another file of `core/job` five times, which a test counts: with the
-whole iteration, its record, the account, the review of the plan in force, and the answer of the policy (`plans`).
+Handling an iteration of a tuned job returns here from other files of `core/job` five times, which a test checks: with
+the whole iteration, its record, the account, the review of the current plan, and the policy's answer (`plans`).
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ _PAUSED = "paused by an operator"
 
 
 def reported(job: JobState, event: RankReported) -> Commands:
-    """Take a rank's report; the last one completes the iteration, which is then observed."""
+    """Add a rank's report; the last one completes the iteration, whose energy is then observed."""
     report = event.report
     if job.ranks.schedule is None:
         return ()
@@ -45,7 +45,7 @@ def reported(job: JobState, event: RankReported) -> Commands:
 
 
 def orders_refused(job: JobState, event: OrdersRefused) -> Commands:
-    """Try no other order any more, nor in later runs of the job."""
+    """Forbid other orders of instructions, for this run and later runs of the job."""
     if not job.knowledge.reordering.bar(event.reason) or event.is_remembered:
         return ()
     job.notice(event.reason)
@@ -53,7 +53,7 @@ def orders_refused(job: JobState, event: OrdersRefused) -> Commands:
 
 
 def _disturbed(job: JobState, whole: WholeIteration) -> Commands:
-    """Record why an iteration does not count; fall back if the ranks run another order than the planned one."""
+    """Record why an iteration is excluded; fall back if the ranks run another order than the planned one."""
     if whole.is_in_order and whole.pause_s is None:
         return ()
     is_planned_for = job.phase in {JobPhase.TRIAL, JobPhase.TUNED} and job.current_plan.ranks
@@ -82,7 +82,7 @@ def merged_observed(job: JobState, event: MergedIterationObserved) -> Commands:
 
 
 def observed(job: JobState, event: IterationObserved) -> Commands:
-    """Record an iteration, pay for it, and go on as the phase demands."""
+    """Record an iteration, charge it to the account, and continue according to the phase."""
     record = recorded(job, event)
     ended = job.control.observed(record, job.baseline, job.target)
     after = _AFTER_ITERATION.get(job.phase)
@@ -90,7 +90,7 @@ def observed(job: JobState, event: IterationObserved) -> Commands:
 
 
 def recorded(job: JobState, event: IterationObserved) -> RecordIteration:
-    """Add an iteration to what was measured; return the command that records it."""
+    """Add an iteration to the measurements; return the command that records it."""
     return job.knowledge.record(event, job.ranks, job.target, job.baseline)
 
 
@@ -143,7 +143,7 @@ def _after_fallback_iteration(job: JobState, record: RecordIteration) -> Command
 
 
 def _measure_baseline(job: JobState, record: RecordIteration) -> None:
-    """Measure the baseline again after an iteration at full speed."""
+    """Update the baseline after an iteration at full speed."""
     if record.purpose is PlanPurpose.BASELINE and (full_speed := job.knowledge.full_speed()):
         job.baseline = baseline_view(full_speed)
 
@@ -155,4 +155,4 @@ _AFTER_ITERATION: Mapping[JobPhase, Callable[[JobState, RecordIteration], Comman
     JobPhase.TUNED: _after_tuned_iteration,
     JobPhase.FALLBACK: _after_fallback_iteration,
 }
-"""What follows an iteration in each phase; nothing in the others."""
+"""Handler of an iteration for each phase; other phases need none."""

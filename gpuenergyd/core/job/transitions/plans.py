@@ -1,4 +1,4 @@
-"""Transitions of plans: the policy's answer is followed or refused, or the job goes back to full speed."""
+"""Transitions of plans: the policy's answer is followed or refused, or the job returns to full speed."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ _BEFORE_PLANS = frozenset({JobPhase.JOINING, JobPhase.WARMUP, JobPhase.BASELINE}
 
 
 def decided(job: JobState, event: PlanDecided) -> Commands:
-    """Follow a plan of the policy, unless it is outdated or refused; keep the curves and the advice that it brings."""
+    """Follow a policy's plan, unless it is outdated or refused; keep the curves and the advice that come with it."""
     learned, plan = event.plan.learned, event.plan
     if learned is not None:
         plan = replace(plan, learned=None)
@@ -38,7 +38,7 @@ def decided(job: JobState, event: PlanDecided) -> Commands:
         return ()
     job.advice = plan.advice or job.advice
     stored: Commands = ()
-    if learned is not None and problem_of_curves(learned) is None:  # else no GPU has them: of a broken sensor or policy
+    if learned is not None and problem_of_curves(learned) is None:  # others come from a broken sensor or policy
         job.knowledge.learned = learned
         stored = (StoreCurves(learned),)
     if found.falls_back:
@@ -49,7 +49,7 @@ def decided(job: JobState, event: PlanDecided) -> Commands:
 
 
 def _record_order_advice(job: JobState, advice: OrderAdvice | None) -> Commands:
-    """Keep the policy's advice about the order, and record it as a notice where it is new."""
+    """Keep the policy's advice about the instruction order, and record it as a notice if it is new."""
     before = job.knowledge.reordering.advice
     if advice is None or advice == before:
         return ()
@@ -75,7 +75,7 @@ def control_lost(job: JobState, event: ControlLost) -> Commands:
 
 
 def profiling_permission_changed(job: JobState, event: ProfilingPermissionChanged) -> Commands:
-    """Stop profiling that is no longer permitted; a later profiling plan is refused when the policy returns it."""
+    """End trials that are no longer permitted; a later trial is refused when the policy returns it."""
     job.control.experiments.refusal = refusal = event.refusal
     if refusal is None or job.phase is not JobPhase.TRIAL or job.current_plan.orders:
         return ()

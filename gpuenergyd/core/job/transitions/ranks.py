@@ -24,7 +24,7 @@ def joined(job: JobState, event: RankJoined) -> Commands:
 
 
 def microbatches_changed(job: JobState, event: RankChangedMicrobatches) -> Commands:
-    """Run at full speed from the first rank with another number of microbatches on; plan again once all have it."""
+    """Return to full speed when the first rank changes its number of microbatches; plan again once all ranks have."""
     before, is_first = job.description.num_microbatches, not job.ranks.changed_ranks
     reason = "the program runs other instructions in an iteration"
     if event.num_microbatches != before:

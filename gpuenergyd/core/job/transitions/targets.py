@@ -1,4 +1,4 @@
-"""Transitions of targets: of the job itself, of a straggler, of the host's power budget, and of operators."""
+"""Transitions of targets: of the job itself, a straggler, the host's power budget, and operators."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 
 def changed(job: JobState, event: TargetChanged) -> Commands:
-    """Replace the job's own target; the guard uses the one of the plan in force until the policy answers."""
+    """Replace the job's own target; the guard uses the current plan's target until the policy answers."""
     job.target = replace(
         event.target, straggler_time_s=job.target.straggler_time_s, power_time_s=job.target.power_time_s
     )
@@ -24,13 +24,13 @@ def changed(job: JobState, event: TargetChanged) -> Commands:
 
 
 def straggler_changed(job: JobState, event: StragglerChanged) -> Commands:
-    """Follow the pace of the slowest replica: ask for a plan at once, and meet a shorter target until it comes."""
+    """Follow the pace of the slowest replica: ask for a plan at once, and meet a shorter target until it arrives."""
     job.notice(event.reason)
     return _replace_target(job, replace(job.target, straggler_time_s=event.straggler_time_s))
 
 
 def _replace_target(job: JobState, target: PerformanceTarget) -> Commands:
-    """Ask for a plan for another target at once, and meet a shorter one until it comes."""
+    """Ask for a plan for another target at once, and meet a shorter target until it arrives."""
     before, job.target = job.target, target
     if job.phase is not JobPhase.TUNED or job.baseline is None:
         return ()
@@ -40,7 +40,7 @@ def _replace_target(job: JobState, target: PerformanceTarget) -> Commands:
 
 
 def power_target_changed(job: JobState, event: PowerTargetChanged) -> Commands:
-    """Follow the host's power budget: ask for a plan at once; until it comes the backstop holds the power."""
+    """Follow the host's power budget: ask for a plan at once; until it arrives, the backstop limits the power."""
     if (event.power_time_s is None) != (job.target.power_time_s is None):
         job.notice(event.reason)
     job.target = replace(job.target, power_time_s=event.power_time_s)
@@ -53,7 +53,7 @@ def power_cut_changed(job: JobState, event: PowerCutChanged) -> Commands:
 
 
 def operator_ordered(job: JobState, event: OperatorOrdered) -> Commands:
-    """Follow an operator at once; without an order, what the job was registered with holds again."""
+    """Follow an operator at once; what an operator does not order is as registered."""
     was_paused, before = job.is_paused, job.description
     job.orders = event.orders
     job.description = job.ranks.description = event.orders.applied_to(before, job.as_registered)
@@ -77,7 +77,7 @@ def operator_ordered(job: JobState, event: OperatorOrdered) -> Commands:
 
 
 def _begin_with_policy(job: JobState, reason: str) -> Commands:
-    """Return to full speed, and drop what the policy before has measured: the new one begins with the baseline."""
+    """Return to full speed and drop the previous policy's measurements; the new policy starts from the baseline."""
     stop = job.control.fall_back(reason, job.faults)
     if (before := job.estimate()) is not None and before.saving is not None:
         job.knowledge.estimate_before = before
@@ -91,6 +91,6 @@ def _begin_with_policy(job: JobState, reason: str) -> Commands:
 
 
 def _resume(job: JobState, reason: str) -> Commands:
-    """Measure full speed again and plan; what was measured before the pause still counts if full speed is equal."""
+    """Measure full speed again and plan; what was measured before the pause is kept if full speed is unchanged."""
     job.faults.allow_retry(job.reports.last_index + 1)
     return job.enter(JobPhase.FALLBACK, reason)

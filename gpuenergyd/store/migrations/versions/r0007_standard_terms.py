@@ -1,4 +1,4 @@
-"""Rename a purpose of plans, a column of targets and the table of stored summaries to the terms of the glossary."""
+"""Rename a plan purpose, a column of targets and the table of stored summaries to the terms of the glossary."""
 
 from alembic import op
 

@@ -1,4 +1,4 @@
-"""Add the number of a rank in its stage: several ranks of a stage, each with its own GPU, belong to one job."""
+"""Add the index of a rank in its stage, because a stage of a job may have several ranks, each with its own GPU."""
 
 from alembic import op
 
@@ -7,7 +7,7 @@ down_revision = "0009"
 
 
 def upgrade() -> None:
-    """Add a column of the primary key, 0 for all earlier ranks; SQLite needs a new table for that."""
+    """Add a column to the primary key, 0 for all earlier ranks; SQLite needs a new table for this."""
     if op.get_bind().dialect.name == "postgresql":
         op.execute("ALTER TABLE ranks ADD COLUMN stage_rank INTEGER DEFAULT '0' NOT NULL")
         op.execute("ALTER TABLE ranks DROP CONSTRAINT ranks_pkey")

@@ -1,4 +1,4 @@
-"""Add what the daemon has cost a job: the time, its share of the job's, and the experiments."""
+"""Add what the daemon has cost a job: the time, its share of the job's time, and the number of experiments."""
 
 from alembic import op
 
@@ -7,6 +7,6 @@ down_revision = "0011"
 
 
 def upgrade() -> None:
-    """Add the columns; NULL for jobs of earlier versions."""
+    """Add the columns; NULL for jobs recorded by earlier versions."""
     for name, kind in (("cost_s", "FLOAT"), ("cost_ratio", "FLOAT"), ("num_experiments", "INTEGER")):
         op.execute(f"ALTER TABLE estimates ADD COLUMN {name} {kind}")

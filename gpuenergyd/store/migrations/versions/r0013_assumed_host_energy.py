@@ -7,5 +7,5 @@ down_revision = "0012"
 
 
 def upgrade() -> None:
-    """Add the column; NULL for energy that earlier versions recorded."""
+    """Add the column; NULL for energy recorded by earlier versions."""
     op.execute("ALTER TABLE gpu_rollups ADD COLUMN assumed_host_j FLOAT")

@@ -1,4 +1,4 @@
-"""Delete savings that earlier versions estimated by a regression: they are computed from the stored iterations anew."""
+"""Delete savings that earlier versions estimated by regression; they are computed again from the iterations."""
 
 from alembic import op
 

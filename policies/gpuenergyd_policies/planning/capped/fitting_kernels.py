@@ -1,4 +1,4 @@
-"""Compiled kernels of plans under a power cap: the earliest schedule that fits, and local search for better ones."""
+"""Compiled kernels for plans under a power cap: the earliest schedule that fits, and local search to improve it."""
 
 from typing import NamedTuple
 
@@ -6,14 +6,14 @@ from gpuenergyd_policies.planning.compiled import compiled
 from gpuenergyd_policies.planning.pseudo_random import next_random
 
 ROUNDING = 1e-12
-"""Relative difference of times or powers that are equal."""
+"""Relative difference below which times or powers are equal."""
 NEVER_S = 1e300
 
 
 class CappedGraph(NamedTuple):
     """Nodes by rank in program order: those of rank r are first[r]:first[r + 1].
 
-    Neighbours after v are at succ[v]:succ[v + 1]; `num_pred[v]` is the number of nodes before it.
+    Successors of v are at succ[v]:succ[v + 1]; `num_pred[v]` is the number of its predecessors.
     """
 
     first: list[int]
@@ -23,15 +23,15 @@ class CappedGraph(NamedTuple):
     succ_latency: list[float]
     epilogue: list[float]
     tail: list[float]
-    """Time from the begin of a node to the end of the iteration at full speed: of nodes that begin together, the one
-    with the longest tail takes its power first."""
+    """Time from the start of a node to the end of the iteration at full speed. Of nodes that start together, the one
+    with the longest tail is given power first."""
 
 
 class PowerOptions(NamedTuple):
-    """Options of node v at start[v]:start[v + 1], each slower than the one before and with less power.
+    """Options of node v at start[v]:start[v + 1]; each is slower than the one before and needs less power.
 
     `floor[v]` is the minimum power of v's rank from v on: the largest of the lowest powers of v and all later nodes.
-    `after[v]` is the same for the nodes after v.
+    `after[v]` is that value for the nodes after v.
     """
 
     start: list[int]
@@ -44,7 +44,7 @@ class PowerOptions(NamedTuple):
 
 
 class Fitting(NamedTuple):
-    """Working memory of `fit`, and the option that it has chosen for each node."""
+    """Working memory of `fit`, and the option chosen for each node."""
 
     choice: list[int]
     missing: list[int]
@@ -58,10 +58,10 @@ class Fitting(NamedTuple):
 def fit(  # noqa: C901, PLR0912, PLR0915  one event after the other
     graph: CappedGraph, options: PowerOptions, guide: list[int], cap: float, work: Fitting
 ) -> tuple[float, float]:
-    """Start each node when it can begin, with the fastest option not faster than its guide whose power fits the cap.
+    """Start each node as early as possible, with the fastest option not faster than its guide whose power fits the cap.
 
-    A rank that waits keeps the power for the slowest option of its next nodes, so that one always fits. Returns the
-    makespan, and the energy with waiting up to then.
+    A waiting rank reserves the power for the slowest option of its next nodes, so that one option always fits. Returns
+    the makespan, and the energy up to then including waits.
     """
     first, num_pred, succ, succ_node, succ_latency, epilogue, tail = graph
     start, times, powers, energies, floor, after, blocking = options
@@ -134,10 +134,10 @@ def improve(
     num_moves: int,
     random: int,
 ) -> tuple[float, float]:
-    """Change the guide of a few nodes at random, and keep what is faster, or cheaper in the same time.
+    """Change the guide of a few nodes at random; keep changes that are faster, or cheaper in the same time.
 
-    A move makes some neighbouring nodes of a rank, every one or every second, one option faster or slower. The best
-    options are left in `best`. Returns their makespan and energy.
+    A move makes some neighbouring nodes of a rank (all, or every second one) one or three options faster or slower. The
+    best options are left in `best`. Returns their makespan and energy.
     """
     first = graph.first
     start = options.start

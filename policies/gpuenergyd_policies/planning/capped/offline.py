@@ -1,4 +1,4 @@
-"""Offline planning under a power cap, and what the usual ways to stay below it cost."""
+"""Offline planning under a power cap, compared with the usual ways to stay below it."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,10 +10,10 @@ from gpuenergyd_policies.planning.plan_evaluation import baseline, rank_orders
 
 
 def plan_under_cap(request: OfflineRequest, cap: PowerCap) -> OfflinePlan:
-    """Return the fastest plan found under a power cap; its target is ignored.
+    """Return the fastest plan found under a power cap, ignoring the request's target.
 
     Raises:
-        TargetError: no plan needs so little power; the message names the least cap.
+        TargetError: no plan needs so little power; the message names the lowest possible cap.
     """
     graph, profile = request.graph, request.profile
     problem = CappedProblem(graph, profile)
@@ -47,13 +47,13 @@ _Choice = Callable[[InstructionProfile], ClockOption | None]
 
 
 def _single_clocks(profile: PipelineProfile) -> Iterator[_Choice]:
-    """Yield for each measured clock the choice of it; classes that were not measured there are interpolated."""
+    """Yield, for each measured clock, the choice of that clock; classes not measured there are interpolated."""
     for sm_clock_mhz in sorted({option.sm_clock_mhz for own in profile.classes.values() for option in own.options}):
         yield lambda own, sm_clock_mhz=sm_clock_mhz: own.interpolated(sm_clock_mhz)  # type: ignore[misc]
 
 
 def _equal_limits(graph: DependencyGraph, cap: PowerCap) -> Iterator[_Choice]:
-    """Yield the choice of the fastest clock within a GPU's share of the cap."""
+    """Yield the choice of the fastest clock within an equal share of the cap for each GPU."""
     share_w = cap.power_w / graph.num_ranks
 
     def choose(own: InstructionProfile) -> ClockOption | None:
@@ -66,7 +66,7 @@ def _equal_limits(graph: DependencyGraph, cap: PowerCap) -> Iterator[_Choice]:
 def _least_time_s(
     graph: DependencyGraph, profile: PipelineProfile, cap: PowerCap, choices: Iterator[_Choice]
 ) -> float | None:
-    """Return the shortest iteration time of these choices under the cap."""
+    """Return the shortest iteration time among these choices that stay within the cap."""
     times_s = []
     for choose in choices:
         chosen = {key: choose(profile[key]) for key in graph.classes}

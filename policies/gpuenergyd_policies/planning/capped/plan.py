@@ -1,13 +1,13 @@
-"""The fastest plan found whose power stays below a cap, with a proven lower bound of its time.
+"""Finds the fastest plan whose power stays below a cap, with a proven lower bound on its time.
 
-Theory of operation: the plans of the time-energy frontier already need less power than full speed, because what is off
-the critical path runs slower. Each of them is a guide: instructions begin as soon as they can, at the guide's clock, or
-at the fastest lower one that fits the power that is left (`fitting_kernels.fit`). The best guides are then improved by
-local search. A power cap over a window permits a higher cap at an instant, which is searched by bisection.
+Theory of operation: the plans of the time-energy frontier already need less power than full speed, because whatever is
+off the critical path runs slower. Each of them serves as a guide: instructions start as soon as they can, at the
+guide's clock or the fastest lower one within the remaining power (`fitting_kernels.fit`). The best results are then
+improved by local search. A cap on mean power over a window permits higher instantaneous power, found by bisection.
 
 Bound: in an iteration of length T the GPUs use at most cap * T, and no plan of length T needs less than the energy
-frontier's bound at T. That bound minus cap * T falls as T grows, as waiting itself must fit under the cap. So no plan
-is faster than the T at which it becomes zero, nor than the critical path at full speed.
+frontier's bound at T. That bound minus cap * T falls as T grows, because waiting itself must fit under the cap. So no
+plan is faster than the T at which the difference becomes zero, nor than the critical path at full speed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,11 +26,11 @@ from gpuenergyd_policies.planning.compiled import floats, ints
 from gpuenergyd_policies.planning.frontier import Effort, SolvedPlan, solve
 
 _SLOWDOWN_RATIOS = (0.0, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.065, 0.08, 0.1, 0.13, 0.17, 0.22, 0.3)
-"""Slowdowns of the frontier's plans that are tried as guides."""
+"""Slowdowns of the frontier plans tried as guides."""
 _NUM_IMPROVED = 3
-"""Guides that are improved by local search."""
+"""Number of guides improved by local search."""
 SEARCH_STEPS = 60_000_000
-"""Instructions placed by the local search of one plan: a few CPU seconds at most."""
+"""Instructions placed by the local search for one plan; at most a few CPU seconds."""
 _MAX_MOVES = 40_000
 _WINDOW_TRIALS = 8
 _BOUND_STEPS = 24
@@ -55,7 +55,7 @@ class WavePlan:
         return self.wave.iteration_time_s
 
     def as_solved(self, solved: SolvedPlan) -> SolvedPlan:
-        """Return this plan as one that a solver found for the same deadline, with the same bound."""
+        """Return this plan as if a solver had found it for the same deadline, with the same bound."""
         return replace(
             solved,
             sm_clocks_mhz=tuple(option.sm_clock_mhz for option in self.options),
@@ -67,7 +67,7 @@ class WavePlan:
 
 
 def wave_of(graph: DependencyGraph, profile: PipelineProfile, options: Sequence[ClockOption]) -> PowerWave:
-    """Return the power wave of an iteration whose node i runs with the i-th option, each as early as possible."""
+    """Return the power wave of an iteration whose node i runs with the i-th option as early as possible."""
     planned = timeline(graph, [option.time_s for option in options])
     return power_wave(planned, [_power_w(option) for option in options], profile.blocking_power_w)
 
@@ -99,17 +99,17 @@ class CappedProblem:
 
     @property
     def least_cap_w(self) -> float:
-        """The lowest cap at an instant under which a plan is found."""
+        """The lowest instantaneous cap under which a plan is found."""
         floors_w = [self._tables.floor[first] for first in self._arrays.first[:-1]]
         return min(float(sum(floors_w)), self._frugal.wave.peak_w)
 
     def plan(self, cap_w: float, *, window_s: float = 0.0) -> WavePlan:
-        """Return the fastest plan found under a cap, the cheapest of equally fast ones.
+        """Return the fastest plan found under a cap, and the cheapest if tied.
 
-        The cap is for all GPUs together, for the mean of every window; without a window, for every instant.
+        The cap limits the total mean power of all GPUs over every window, or at every instant if `window_s` is 0.
 
         Raises:
-            TargetError: no plan needs so little power; the message names the least cap.
+            TargetError: no plan needs so little power; the message names the lowest possible cap.
         """
         least_w = min(self.least_cap_w, self._frugal.wave.peak_mean_w(window_s))
         if least_w > cap_w * (1 + _SAME_RATIO):
@@ -121,7 +121,7 @@ class CappedProblem:
         best = min(self._found(cap, cap_w, self._search_steps), key=_rank)
         if window_s <= 0:
             return best
-        # The cap at an instant that the window permits lies between the cap and the peak at full speed.
+        # The instantaneous cap that meets the window's cap lies between that cap and the peak at full speed.
         low_w, high_w = cap_w, max(cap_w, self.full_speed.wave.peak_w)
         rough = min(self._found(cap, cap_w, 0), key=_rank)
         for _ in range(_WINDOW_TRIALS):
@@ -134,7 +134,7 @@ class CappedProblem:
         return min(best, rough, *self._found(cap, low_w, self._search_steps), key=_rank)
 
     def time_bound_s(self, cap_w: float) -> float:
-        """Return a proven lower bound of the iteration time of any plan under a cap, for every window."""
+        """Return a proven lower bound on the iteration time of any plan under a cap, for any window."""
         fastest_s = self._solved(0.0).min_time_s
         slowest_s = max(self._frugal.iteration_time_s, self._solved(0.0).slowest_time_s)
         if self.energy_bound_j(fastest_s) <= cap_w * fastest_s:
@@ -149,7 +149,7 @@ class CappedProblem:
         return low_s
 
     def _found(self, cap: PowerCap, instant_w: float, search_steps: int) -> list[WavePlan]:
-        """Return plans that meet the cap, made for a cap at an instant; the best ones improved by local search."""
+        """Return plans that meet the cap, made for an instantaneous cap; the best ones are improved by local search."""
         candidates, guides = [self._frugal], []
         floors_w = sum(self._tables.floor[first] for first in self._arrays.first[:-1])
         for ratio in _SLOWDOWN_RATIOS:
@@ -160,7 +160,7 @@ class CappedProblem:
                 fitted = fit(self._arrays, self._tables, ints(guide), instant_w, self._work)
                 guides.append((fitted, [int(position) for position in self._work.choice], guide))
             if _meets(whole, cap):
-                break  # slower plans are slower under the cap too
+                break  # even slower plans would be slower under the cap too
         guides.sort(key=lambda one: one[0])
         for _, fitted_positions, guide in guides[:_NUM_IMPROVED]:
             candidates.append(self._plan(fitted_positions))
@@ -175,7 +175,7 @@ class CappedProblem:
         return [int(position) for position in best]
 
     def _solved(self, slowdown_ratio: float) -> SolvedPlan:
-        """Return the frontier's plan at a slowdown relative to full speed."""
+        """Return the frontier plan at a slowdown relative to full speed."""
         if slowdown_ratio not in self._guides:
             deadline_s = self.full_speed.iteration_time_s * (1 + slowdown_ratio)
             self._guides[slowdown_ratio] = solve(
@@ -184,20 +184,20 @@ class CappedProblem:
         return self._guides[slowdown_ratio]
 
     def energy_bound_j(self, deadline_s: float) -> float:
-        """Return a proven lower bound on the energy of any plan that meets a deadline, waiting included until then."""
+        """Return a proven lower bound on the energy of any plan that meets a deadline, including waits up to it."""
         solved = solve(self.graph, self.profile, deadline_s=deadline_s, forced=True, effort=Effort.QUICK)
         idle_w = self.graph.num_ranks * self.profile.blocking_power_w
         return solved.lower_bound_j + idle_w * max(0.0, deadline_s - solved.iteration_time_s)
 
     def _plan(self, positions: Sequence[int]) -> WavePlan:
-        """Return the plan with these options, given by rank in program order."""
+        """Return the plan with these options, which are listed by rank in program order."""
         options: list[ClockOption] = [self._options[0][0]] * len(self._nodes)
         for node, position in zip(self._nodes, positions, strict=True):
             options[node] = self._options[node][position]
         return WavePlan.of(self.graph, self.profile, options)
 
     def _positions(self, solved: SolvedPlan) -> list[int]:
-        """Return for each node the fastest option that needs no more power than the plan's."""
+        """Return, for each node, the fastest option that needs no more power than in the given plan."""
         found = []
         for node in self._nodes:
             power_w = solved.energies_j[node] / solved.durations_s[node]
@@ -249,7 +249,7 @@ def _meets(plan: WavePlan, cap: PowerCap) -> bool:
 
 
 def _rank(plan: WavePlan) -> tuple[float, float]:
-    """Return what plans are compared by: time, then energy."""
+    """Return the sort key of plans: time, then energy."""
     return plan.wave.iteration_time_s, plan.wave.energy_j
 
 
@@ -258,7 +258,7 @@ def _power_w(option: ClockOption) -> float:
 
 
 def fast_to_frugal(options: Sequence[ClockOption]) -> tuple[ClockOption, ...]:
-    """Return the options that no other beats in both time and power, fastest first."""
+    """Return the options that no other option beats in both time and power, fastest first."""
     kept: list[ClockOption] = []
     for option in sorted(options, key=lambda o: (o.time_s, _power_w(o))):
         if not kept or _power_w(option) < _power_w(kept[-1]):

@@ -1,11 +1,11 @@
-"""Refinement: re-optimizes windows of a rounded plan one after the other (large neighbourhood search).
+"""Refinement: optimizes windows of a rounded plan again, one after the other (large neighbourhood search).
 
 Theory of operation. Rounding loses most where a hull has wide gaps: the continuous plan mixes two clocks within one
-instruction, while a discrete plan has to spread them over microbatches, depending on slack in the rest of the plan. A
-window is a stretch of time. The plan before it gives each of its operations a release time and the plan after it a due
+instruction, but a discrete plan has to distribute them over microbatches, depending on slack in the rest of the plan. A
+window is a period of time. The plan before it gives each of its operations a release time, and the plan after it a due
 time; both are exact because all paths between its operations lie within it. The sweep solves the window's relaxation,
-several roundings of it are tried, and a hill climb (make one operation faster, let others use the slack) improves the
-best. The plan outside is unchanged, so the result never costs more and never exceeds the deadline.
+and several roundings of the solution are tried. A hill climb (make one operation faster, let others use the slack)
+improves the best one. The plan outside is unchanged, so the result never costs more and never exceeds the deadline.
 """
 
 from collections.abc import Sequence
@@ -32,14 +32,14 @@ FULL_PASSES = (
     *((BY_MICROBATCH, 256), (BY_MICROBATCH, 128), (BY_TIME, 96), (BY_TIME, 32)),
 )
 LIGHT_PASSES = ((BY_MICROBATCH, 64), (BY_TIME, 96))
-"""Passes over the pipeline with half-overlapping windows: how windows are cut, and free operations in each."""
+"""Passes over the pipeline with half-overlapping windows: how windows are cut, and the number of free operations."""
 SEED = 1
 NO_PRICE = 0
-"""A sweep takes its snapshot at T*, which windows do not need, at once when waiting has this price."""
+"""Price of waiting with which a sweep takes its snapshot at T* at once, because windows do not need it."""
 
 
 class OperationWindow(NamedTuple):
-    """Operations `first` to `last` in the rounder's order, of which those of microbatches in a range are free."""
+    """Operations `first` to `last` in the rounder's order; only those in a range of microbatches may change."""
 
     first: int
     last: int
@@ -114,9 +114,9 @@ def working_memory(
 
 
 def windows_of_passes(rounder: Rounder, passes: Sequence[tuple[bool, int]]) -> list[OperationWindow]:
-    """Return the windows of all passes, which overlap by half; later passes are shifted against earlier ones.
+    """Return the windows of all passes, which overlap by half; later passes are shifted relative to earlier ones.
 
-    A window of microbatches is the stretch of time in which they run.
+    A window of microbatches covers the period in which these microbatches run.
     """
     n, microbatches = rounder.num_operations, rounder.microbatches
     num_microbatches = int(microbatches.max()) + 1

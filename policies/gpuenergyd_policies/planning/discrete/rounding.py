@@ -1,14 +1,14 @@
-"""Rounding: turns the frontier's continuous durations into clocks of the profile, never later than the deadline.
+"""Rounding: turns the frontier's continuous durations into measured clocks, never exceeding the deadline.
 
-Theory of operation: list scheduling with deadline-driven choice. `latest_fast[v]` is the latest finish of v from which
-all operations after it still meet the deadline at their fastest options. Walking in topological order with the *actual*
-finishes so far, v takes its slowest option that finishes by its goal (its finish in the continuous plan) and by
-latest_fast[v], or its fastest if none does. If the deadline is at least T_min then every finish is at most latest_fast,
-hence the makespan at most the deadline (induction over predecessors). The rounding error of one operation carries over
-to the next, as in error diffusion, instead of adding up. Afterwards the remaining slack is absorbed: operations are
-only slowed down, which is cheaper because options form a Pareto set.
+Theory of operation: list scheduling driven by deadlines. `latest_fast[v]` is the latest finish of v with which all
+later operations still meet the deadline at their fastest options. Operations are visited in topological order with the
+*actual* finish times of earlier ones. v takes its slowest option that finishes by its goal (its finish in the
+continuous plan) and by latest_fast[v], or its fastest option if none does. If the deadline is at least T_min, every
+finish is at most latest_fast, hence the makespan at most the deadline (induction over predecessors). As in error
+diffusion, the rounding error of one operation carries over to the next instead of adding up. Finally the remaining
+slack is absorbed by slowing operations down, which is cheaper because options form a Pareto set.
 
-Deadlines are shortened by a few units in the last place, so that the guarantee survives floating-point sums.
+Deadlines are shortened by a few units in the last place, so that the guarantee holds despite floating-point sums.
 """
 
 from collections.abc import Sequence
@@ -30,12 +30,12 @@ from gpuenergyd_policies.planning.discrete.rounding_kernels import (
 from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray, PlanningTables
 
 EARLY, MIDDLE, LATE = 0.0, 0.5, 1.0
-"""Share of its slack at which an operation aims to finish: 0 is its earliest finish, 1 its latest."""
+"""Share of its slack at which an operation should finish: 0 is its earliest finish, 1 its latest."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundedPlan:
-    """The option of every node, as a position among the options of all classes; `cost_j` is effective energy."""
+    """Option of every node, as an index into the options of all classes; `cost_j` is effective energy."""
 
     options: IntArray
     cost_j: float
@@ -56,7 +56,7 @@ class Rounder:
         n = len(graph.instructions)
         starts_s = np.array(earliest_starts_s(graph, tables.fastest_s.tolist()))
         self.order: IntArray = np.argsort(starts_s, kind="stable")
-        """Nodes by the time they can begin, which is a topological order."""
+        """Nodes sorted by their earliest start, which is a topological order."""
         self.microbatches: IntArray = np.array([i.microbatch_index for i in graph.instructions], dtype=np.int64)[
             self.order
         ]
@@ -83,7 +83,7 @@ class Rounder:
             OfferedOptions(low, high, ints(np.arange(len(tables.times_s)))),
             OfferedOptions(ints(hull_start[class_of]), ints(hull_start[class_of + 1] - 1), ints(tables.hull_options)),
         )
-        """Either all options are offered to rounding, or the hull's vertices only."""
+        """Options that rounding may choose: all of them, or only the hull's vertices."""
         self._epilogues_s: FloatArray = np.array(graph.epilogues_s)[self.order]
         self.trial = Rounding(
             choice=ints(np.zeros(n)),
@@ -99,7 +99,7 @@ class Rounder:
         return self.graph._replace(due=floats(shortened_s - self._epilogues_s))
 
     def makespan_s(self, finish_s: Sequence[float]) -> float:
-        """Return the makespan, epilogues included, of these finishes in the rounder's order."""
+        """Return the makespan with epilogues, for finish times in the rounder's order."""
         return float((np.asarray(finish_s) + self._epilogues_s).max())
 
     def round_plan(
@@ -107,7 +107,7 @@ class Rounder:
     ) -> RoundedPlan:
         """Return options near these durations with makespan <= deadline.
 
-        With `hull_first` only hull vertices are chosen at first; all options compete for the slack left.
+        With `hull_first`, only hull vertices are chosen at first; all options then compete for the remaining slack.
         """
         cost_j = round_down(
             0,

@@ -1,8 +1,8 @@
-"""Compiled kernels of rounding: durations to options in one walk over a graph, then absorption of the time left.
+"""Compiled kernels of rounding: durations to options in one pass over a graph, then absorption of the remaining time.
 
-They work on a stretch of operations from `first` to `last`, the latter excluded, in a topological order, so that the
-stretch holds all paths between its operations. The plan around it stays as it is: before the stretch its finishes are
-given, behind it its choice, durations and latest finishes.
+They process a range of operations from `first` to `last` (excluded) in a topological order, so that the range contains
+all paths between its operations. The plan around the range is fixed: its finish times before the range, and its
+choices, durations and latest finish times after it.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ MAX_ABSORB_SWEEPS = 8
 
 
 class GraphArrays(NamedTuple):
-    """A graph with operations numbered in topological order, none of which may end after `due`.
+    """A graph with operations numbered in topological order; operation v must end by due[v].
 
     Neighbours of v are at pred[v]:pred[v + 1] and succ[v]:succ[v + 1].
     """
@@ -29,9 +29,9 @@ class GraphArrays(NamedTuple):
 
 
 class OptionArrays(NamedTuple):
-    """Options of operation v: low[v] to high[v] when rounding, up to last[v] when absorbing, fastest first.
+    """Options of operation v: low[v] to high[v] for rounding, up to last[v] for absorbing, fastest first.
 
-    Positions count through the options of all classes.
+    Indices refer to the concatenated options of all classes.
     """
 
     low: list[int]
@@ -42,7 +42,7 @@ class OptionArrays(NamedTuple):
 
 
 class OfferedOptions(NamedTuple):
-    """Options that rounding may choose at first: of v, if it has a choice, options[low[v]] to options[high[v]]."""
+    """Options from which rounding first chooses; for v, if it has a choice, options[low[v]] to options[high[v]]."""
 
     low: list[int]
     high: list[int]
@@ -50,14 +50,14 @@ class OfferedOptions(NamedTuple):
 
 
 class Rounding(NamedTuple):
-    """Working memory and result of rounding, by operation: the option chosen, its finish, and latest finishes."""
+    """Working memory and result of rounding, by operation: chosen option, finish, and latest finishes."""
 
     choice: list[int]
     finish: list[float]
     latest: list[float]
-    """With later operations as long as wanted or chosen."""
+    """Latest finish if later operations take their wanted or chosen durations."""
     latest_fast: list[float]
-    """With later operations at their fastest."""
+    """Latest finish if later operations run at their fastest."""
 
 
 @compiled
@@ -71,9 +71,9 @@ def round_down(  # noqa: C901, PLR0912  one walk back over the stretch, two forw
     slack_share: float,
     plan: Rounding,
 ) -> float:
-    """Round durations down to options that are offered, absorb the time left, and return the stretch's cost.
+    """Round durations down to offered options, absorb the remaining time, and return the range's cost.
 
-    Operations aim to finish at this share of their slack: 0 is the earliest finish, 1 the latest.
+    Operations should finish at `slack_share` of their slack: 0 is the earliest finish, 1 the latest.
     """
     pred, pred_node, pred_latency, succ, succ_node, succ_latency, due = graph
     low, high, _, times, costs = options
@@ -132,9 +132,9 @@ def absorb(
     odds: int,
     random: int,
 ) -> tuple[bool, int]:
-    """Slow operations down into the slack of the current choice; return whether any changed, and the random state.
+    """Slow operations down to use the slack of the current choice; return whether any changed, and the random state.
 
-    Each takes its slack with these odds, of RANDOM_MODULUS; the one that is `fixed` keeps its option.
+    Each operation uses its slack with probability `odds` / RANDOM_MODULUS; operation `fixed` keeps its option.
     """
     pred, pred_node, pred_latency, succ, succ_node, succ_latency, due = graph
     _, _, last_option, times, _ = options

@@ -1,8 +1,8 @@
-"""Compiled kernels of refinement: sweep and round a window of a plan again, and polish it by hill climbing.
+"""Compiled kernels of refinement: sweep and round a window of a plan again, and improve it by hill climbing.
 
-A window is a stretch of operations in time order (see `rounding_kernels`), of which those of some microbatches are
-free; the others keep their option, except that absorbing may slow them down. A window's network has the operations
-before it as edges from the source, and those behind it as edges to the sink.
+A window is a range of operations in time order (see `rounding_kernels`). Those of some microbatches are free; the
+others keep their option, except that absorbing may slow them down. In a window's network, operations before the window
+become edges from the source, and those after it edges to the sink.
 """
 
 from typing import NamedTuple
@@ -27,13 +27,13 @@ from gpuenergyd_policies.planning.pseudo_random import RANDOM_MODULUS, next_rand
 
 CLIMB_MOVES = 50
 LATER_SPANS = (0.01, 0.0)
-"""How much later than due, as a share of the window's length, the swept durations are that get rounded."""
+"""Extra time beyond the due time, as a share of the window's length, for the sweeps whose durations get rounded."""
 
 
 class PipelineArrays(NamedTuple):
     """The whole pipeline with its deadline: graph, options, and hull vertices of the flow network by operation.
 
-    Chains of a single vertex, one per option, begin at `single_vertex`.
+    Single-vertex chains, one per option, begin at `single_vertex`.
     """
 
     graph: GraphArrays
@@ -49,7 +49,7 @@ class PipelineArrays(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Windows to refine one after the other: operations from `first` to `last`, free from a microbatch to another."""
+    """Windows to refine one after the other: operations `first` to `last`, free for a range of microbatches."""
 
     first: list[int]
     last: list[int]
@@ -58,7 +58,7 @@ class Windows(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Working memory for a window: its options, its network, and, by operation of the pipeline, swept durations."""
+    """Working memory for a window: its options, its network, and swept durations by operation of the pipeline."""
 
     options: OptionArrays
     network: NetworkArrays
@@ -78,7 +78,7 @@ def refine_windows(
     """
     n, costs = len(best), pipeline.options.costs
     random = seed
-    settled, reach = n, n  # up to where finishes are known, and from where on latest ones are
+    settled, reach = n, n  # finishes are known before `settled`, latest finishes from `reach` on
     for number in range(len(windows.first)):
         first, last = windows.first[number], windows.last[number]
         if first < settled or last < reach:
@@ -100,7 +100,7 @@ def refine_windows(
 def free_window(
     first: int, last: int, free_from: int, free_to: int, pipeline: PipelineArrays, best: list[int], window: Window
 ) -> float:
-    """Offer all options to the free operations of a window, and return its cost."""
+    """Offer all options to the free operations of a window, and return the window's cost."""
     options, cost = pipeline.options, 0.0
     for v in range(first, last):
         is_free = free_from <= pipeline.microbatches[v] < free_to
@@ -140,7 +140,7 @@ def _find_latest_finishes(pipeline: PipelineArrays, best: list[int], trial: Roun
 def cut_network(  # noqa: C901  edges within, to the sink, from the source, and their order
     first: int, last: int, pipeline: PipelineArrays, trial: Rounding, window: Window
 ) -> tuple[int, float]:
-    """Make the flow network of a window, whose paths must end by the pipeline's deadline.
+    """Build the flow network of a window, whose paths must end by the pipeline's deadline.
 
     Returns the number of its edges, and the window's length in time.
     """
@@ -210,7 +210,7 @@ def _round_again(
     window: Window,
     cost: float,
 ) -> float:
-    """Sweep a window and round its durations in several ways; keep the best choice cheaper than `cost` so far."""
+    """Sweep a window and round its durations in several ways; keep the best choice that is cheaper than `cost`."""
     m = last - first
     num_edges, length = cut_network(first, last, pipeline, trial, window)
     for row in range(len(LATER_SPANS)):
@@ -242,7 +242,7 @@ def climb(
     random: int,
     cost: float,
 ) -> int:
-    """Improve a window of this cost: make one operation faster, let others slow down, keep if not more expensive.
+    """Improve a window with this cost: make one operation faster, let others slow down, keep if not more expensive.
 
     Others use the slack at random in two sweeps, then as far as possible in two more. Returns the state of the
     pseudo-random sequence.

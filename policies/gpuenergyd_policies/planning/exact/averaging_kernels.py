@@ -1,4 +1,4 @@
-"""Compiled kernel of flow averaging: prices of time by repeatedly charging the longest paths of a graph."""
+"""Compiled kernel of flow averaging: computes prices of time by repeatedly charging the longest paths of a graph."""
 
 from typing import NamedTuple
 
@@ -6,10 +6,10 @@ from gpuenergyd_policies.planning.compiled import compiled
 
 
 class PricedGraph(NamedTuple):
-    """A graph with nodes in topological order, predecessors of v at pred[v]:pred[v + 1].
+    """A graph with nodes in topological order; predecessors of v are at pred[v]:pred[v + 1].
 
-    The hull of node v is at first[v] to last[v] in `times`, fastest first; `slopes` is what a second saves between a
-    vertex and the next slower one.
+    The hull of node v is at first[v] to last[v] in `times`, fastest first; `slopes` is the power saved per second
+    between a vertex and the next slower one.
     """
 
     pred: list[int]
@@ -23,7 +23,7 @@ class PricedGraph(NamedTuple):
 
 
 class Averages(NamedTuple):
-    """Working memory and result by node: price, mean duration, hull vertex, begin, finish, charge of one step."""
+    """Working memory and result by node: price, mean duration, hull vertex, start, finish, charge of one step."""
 
     price: list[float]
     duration: list[float]
@@ -44,14 +44,14 @@ def average_flows(  # noqa: C901, PLR0912  one walk forward over the graph, one 
     steps: tuple[int, int],
     known: tuple[float, float],
 ) -> tuple[float, float]:
-    """Return flow and its latency, after these steps; their prices and mean durations are in `averages`.
+    """Return the flow and its latency after these steps; their prices and mean durations are in `averages`.
 
-    Steps are numbered: with a first number other than 0 the flow that is known, and its prices, count as the mean of
-    the steps before; durations are the mean of these steps alone.
+    Steps are numbered. If the first number is not 0, the known flow and its prices are the mean of the steps before;
+    durations are the mean of these steps alone.
 
-    Each step charges the longest paths with the most flow if they exceed the deadline, else with the least. The flow
-    divides among the predecessors of a node that end within a tolerance of the last one, in proportion to what is left
-    of it; the tolerance falls with the square root of the steps.
+    Each step charges the longest paths: with the most flow if they exceed the deadline, else with the least. The flow
+    divides among the predecessors of a node that end within a tolerance of the last one, in proportion to the tolerance
+    that they leave. The tolerance falls with the square root of the number of steps.
     """
     pred, pred_node, pred_latency, epilogue, first, last, times, slopes = graph
     price, duration, vertex, begin, finish, charge = averages
@@ -110,9 +110,9 @@ def average_flows(  # noqa: C901, PLR0912  one walk forward over the graph, one 
 
 @compiled
 def priced_cost(graph: PricedGraph, costs: list[float], price: list[float], scale: float, vertex: list[int]) -> float:
-    """Return the least sum of costs and of times at these prices times a scale; `vertex` is where the search begins.
+    """Return the minimum sum of costs and of times at scaled prices; the search starts at `vertex`.
 
-    `costs` are those of the hulls' vertices. The vertices found are left in `vertex`.
+    `costs` belong to the hulls' vertices. The vertices found are left in `vertex`.
     """
     _, _, _, _, first, last, times, slopes = graph
     total = 0.0

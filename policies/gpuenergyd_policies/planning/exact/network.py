@@ -1,8 +1,8 @@
 """The dependency graph as an integer flow network, on which the frontier is swept without rounding errors.
 
 Times become whole nanoseconds and prices of time whole microwatts, so flow is conserved exactly. Every dependency
-edge gets 0 to 16 ns of fixed extra length as a tie-break: with identical stages the sweep otherwise makes hundreds of
-thousands of degenerate augmentations.
+edge gets a fixed extra length of 0 to 16 ns as a tie-break; with identical stages the sweep would otherwise make
+hundreds of thousands of degenerate augmentations.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from gpuenergyd_policies.planning.exact.tables import FloatArray, HullChain, Pla
 MICROWATTS = 1e6
 JITTER_TICKS = 17
 MIN_TICKS = 1e6
-"""Ticks of the shortest instruction, at least; with fewer, rounding and jitter become visible."""
+"""Minimum ticks of the shortest instruction; with fewer, rounding and jitter become visible."""
 MAX_KEY = 2**62
 """Limit of heap keys, time * nodes + node, which must fit into 64 bits."""
 

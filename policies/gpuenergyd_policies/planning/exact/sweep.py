@@ -1,17 +1,17 @@
 """The time-energy frontier of a pipeline as a parametric minimum-cost flow, breakpoint by breakpoint.
 
 Theory of operation. For a fixed iteration time T the cheapest durations solve a convex-cost project-crashing problem
-whose dual is a flow from source to sink: operation i carries x_i, the price in watts at which it would buy time, and
-the value F of the flow is the price of one second less of iteration time (Fulkerson 1961; Phillips and Dessouky 1977).
-Starting with all operations slowest and no flow, the sweep repeats:
+whose dual is a flow from source to sink. Operation i carries x_i, the price in watts at which it would buy time. The
+value F of the flow is the price of reducing iteration time by one second (Fulkerson 1961; Phillips and Dessouky 1977).
+The sweep starts with all operations at their slowest and no flow, then repeats:
 
-1. Shortest distances from the source over the residual network. Arc lengths are slacks, so the distance D of the sink
-   says how far T can fall while this very flow stays optimal: a linear piece of the frontier, slope -F.
+1. Compute shortest distances from the source over the residual network. Arc lengths are slacks, so the distance D of
+   the sink is how far T can fall while the present flow stays optimal: a linear piece of the frontier with slope -F.
 2. Move all potentials by min(distance, D). T falls by D, all slacks stay non-negative, arcs with flow stay tight.
 3. Push as much as fits along the now tight shortest path: the price of time rises to the next breakpoint.
 
-A path of unlimited capacity consists of operations at their fastest option: no further, T is T_min. Steps are as
-long as they can be, so the frontier is exact and there are no time quanta. Everything is an integer.
+A path of unlimited capacity consists of operations at their fastest option; T has then reached T_min. Each step is as
+long as possible, so the frontier is exact and time is not discretized. All quantities are integers.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Sweep:
     """Result of a sweep. Snapshots are in the order of the requested deadlines, followed by one at T*.
 
     `durations_s`, `prices_w` have one column per operation, `edge_prices_w` one per edge of the network.
-    Breakpoints run from slow to fast; the price is the one that holds below that time.
+    Breakpoints run from slow to fast; each price applies to times just below its breakpoint.
     """
 
     durations_s: FloatArray
@@ -53,11 +53,11 @@ def sweep_frontier(
 ) -> Sweep:
     """Return the frontier's breakpoints and the optimal flow and durations at each deadline.
 
-    Deadlines below T_min get the snapshot at T_min. With `stop_early` the sweep ends after the last of them.
+    Deadlines below T_min get the snapshot at T_min. With `stop_early` the sweep ends after the last deadline.
     """
     n, m = network.num_operations, len(network.edge_latency_s)
     tick_s = network.tick_s
-    # Rounding and jitter move T_min by a few microseconds at most: shift all deadlines with it.
+    # Rounding and jitter move T_min by at most a few microseconds; shift all deadlines by the same amount.
     shift = longest_path_ticks(network) - round(min_time_s / tick_s)
     wanted = np.rint(deadlines_s / tick_s).astype(np.int64) + shift
     by_time = np.argsort(-wanted, kind="stable")
@@ -92,7 +92,7 @@ def sweep_frontier(
 
 
 def longest_path_ticks(network: FlowNetwork) -> int:
-    """Return T_min of the network in ticks, jitter included."""
+    """Return T_min of the network in ticks, including jitter."""
     n = network.num_operations
     first, _, level_ticks, _, tails, _, edge_ticks, _, start, edges, order = (
         np.asarray(part).tolist() for part in network.arrays

@@ -1,6 +1,6 @@
 """Compiled kernels of the frontier sweep: shortest distances and augmentation on the residual network.
 
-All quantities are integers: time in ticks, flow and prices in microwatts. Node 2i is the begin of operation i, node
+All quantities are integers: time in ticks, flow and prices in microwatts. Node 2i is the start of operation i, node
 2i + 1 its end; operations n and n + 1 are source and sink. The residual network of a flow has these arcs:
 
     arc                       exists if                length                        capacity
@@ -18,11 +18,11 @@ from gpuenergyd_policies.planning.compiled import compiled
 
 FAR = 2**62
 OPERATION_ARC = -1
-"""Parent of a node that was reached along its own operation's arc; other parents are numbers of edges."""
+"""Parent of a node that was reached along its own operation's arc; other parents are edge indices."""
 
 
 class NetworkArrays(NamedTuple):
-    """A flow network; edges are sorted by tail, those that leave v are succ[v]:succ[v + 1].
+    """A flow network; edges are sorted by tail, and those leaving v are succ[v]:succ[v + 1].
 
     Hull vertices of v are first[v] (fastest) to last[v], with their `ticks` and the `slope` to the next slower one.
     """
@@ -41,7 +41,7 @@ class NetworkArrays(NamedTuple):
 
 
 class Search(NamedTuple):
-    """Working memory of one search for distances from the source: by node its distance and its parent's arc.
+    """Working memory of one search for distances from the source: by node, its distance and its parent's arc.
 
     `stack` holds nodes to visit at the current distance, `touched` all nodes that have a distance.
     """
@@ -63,7 +63,7 @@ class SweepState(NamedTuple):
 
 
 class SweepRequest(NamedTuple):
-    """Falling deadlines to take snapshots at, and the price of waiting, at which T* is reached.
+    """Deadlines for snapshots, in descending order, and the price of waiting, at which T* is reached.
 
     With `stop_early` the sweep ends after the last deadline.
     """
@@ -109,9 +109,10 @@ def sweep_down(  # noqa: C901, PLR0912, PLR0915  one algorithm; see the note on 
     breakpoint_prices = [value]
     heap = [0]
     while True:
-        # Dijkstra's algorithm from the source until the sink is settled. Nodes at the current distance wait on a
-        # stack, others on the heap as distance * number of nodes + node. The relaxation of an arc stands four times:
-        # numba counts references to every array that a call takes, so that as a function it costs 15 to 20 %.
+        # Dijkstra's algorithm from the source until the sink is settled. Nodes at the current distance wait on a stack,
+        # others on the heap as distance * number of nodes + node. The relaxation of an arc is repeated four times in
+        # the code, because numba counts references to every array passed to a call, so a function would cost 15 to 20
+        # %.
         heap.clear()
         dist[source] = 0
         touched[0] = stack[0] = source
@@ -132,7 +133,7 @@ def sweep_down(  # noqa: C901, PLR0912, PLR0915  one algorithm; see the note on 
             v = node >> 1
             at = potential[node]
             if node & 1 == 0:
-                # begin of v: forward over the operation, back over edges with flow
+                # start of v: forward over the operation, back over edges with flow
                 to = node + 1
                 other = dist[to]
                 if other > d:
@@ -218,7 +219,7 @@ def sweep_down(  # noqa: C901, PLR0912, PLR0915  one algorithm; see the note on 
                 breakpoint_ticks.append(time)
                 breakpoint_prices.append(value)
             break
-        # Potentials fall by min(distance, step). Only differences matter, so raise the nodes nearer than the sink.
+        # Potentials fall by min(distance, step). Only differences matter, so raise those of nodes nearer than the sink.
         for k in range(num_touched):
             node = touched[k]
             if dist[node] < step:
@@ -227,7 +228,7 @@ def sweep_down(  # noqa: C901, PLR0912, PLR0915  one algorithm; see the note on 
         time -= step
         if stop_early and next_deadline == num_deadlines and least_energy_time >= 0:
             break
-        # Stop at T* with exactly the flow of that price: its bound holds whatever the makespan.
+        # Stop at T* with exactly the flow of that price; its bound holds for any makespan.
         push = _augment(source, sink, network, state, idle_price - value if value < idle_price else FAR)
         if push == FAR:
             finished = True
@@ -244,7 +245,7 @@ def sweep_down(  # noqa: C901, PLR0912, PLR0915  one algorithm; see the note on 
 
 @compiled
 def _start_slowest(n: int, num_edges: int, network: NetworkArrays, state: SweepState) -> int:
-    """Set all operations to their slowest vertex, without flow, potentials to earliest times; return the makespan."""
+    """Set all operations to their slowest vertex without flow, potentials to earliest times; return the makespan."""
     search, potential, vertex, flow, edge_flow = state
     for node in range(2 * n + 3):
         potential[node] = 0
@@ -281,7 +282,7 @@ def _take_snapshot(
     shift: int,
     value: int,
 ) -> None:
-    """Write durations and flows, of this total flow, for a time `shift` ticks below the current one."""
+    """Write durations and flows, with this total flow, for a time `shift` ticks below the current one."""
     first, last, ticks, _, _, _, _, _, _, _, _ = network
     search, potential, _, flow, edge_flow = state
     dist = search.dist
@@ -300,9 +301,9 @@ def _take_snapshot(
 def _augment(  # noqa: C901, PLR0912  two walks along one path
     source: int, sink: int, network: NetworkArrays, state: SweepState, limit: int
 ) -> int:
-    """Push as much flow as the path to the sink can take, up to a limit, and return how much.
+    """Push as much flow as the path to the sink can carry, up to a limit, and return the amount.
 
-    Returns FAR, without a push, if capacity is unlimited: the path consists of operations at their fastest.
+    Returns FAR, without a push, if capacity is unlimited because the path consists of operations at their fastest.
     """
     first, _, _, slope, tail, head, _, _, _, _, _ = network
     search, _, vertex, flow, edge_flow = state

@@ -1,8 +1,8 @@
 """A pipeline's profile as arrays: clock options per instruction class and their lower convex hulls.
 
-Options of a class are kept as its Pareto set in (time, effective energy), fastest first, where effective energy is
-energy minus blocking power times time: the cost of running beyond that of waiting. The sweep uses the lower hull of
-that set, rounding all of it.
+The options of a class are its Pareto set in (time, effective energy), fastest first. Effective energy is energy minus
+blocking power times time: the cost of running beyond that of waiting. The sweep uses the lower hull of this set;
+rounding uses all of it.
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ IntArray = NDArray[np.int64]
 
 
 HULL_TOLERANCE = 1e-3
-"""How far hulls are approximated for windows and large pipelines, as a share of the least energy of the class."""
+"""Maximum error of approximate hulls for windows and large pipelines, as a share of the class's least energy."""
 LONG_HULL = 16
-"""Hulls up to this many vertices stay as they are: coarse ones need each vertex, and fewer would save no time."""
+"""Hulls of at most this many vertices are not simplified: coarse ones need each vertex, and it would save no time."""
 
 
 class HullChain(NamedTuple):
@@ -33,7 +33,7 @@ class HullChain(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClassTable:
-    """Options of one instruction class; `hull` holds the positions of the hull's vertices among them."""
+    """Options of one instruction class; `hull` holds the indices of the hull's vertices among them."""
 
     sm_clocks_mhz: IntArray
     times_s: FloatArray
@@ -55,13 +55,13 @@ class PlanningTables:
     costs_j: FloatArray
     hull_start: IntArray
     hull_options: IntArray
-    """Positions of hull vertices among all options, class by class."""
+    """Indices of hull vertices among all options, class by class."""
     blocking_power_w: float
     num_ranks: int
 
     @property
     def fastest_s(self) -> FloatArray:
-        """Least time of each node."""
+        """Shortest time of each node."""
         return self.times_s[self.start[self.class_of]]
 
     @property
@@ -71,7 +71,7 @@ class PlanningTables:
 
     @property
     def idle_power_w(self) -> float:
-        """Power of all ranks together while they wait."""
+        """Total power of all ranks while they wait."""
         return self.blocking_power_w * self.num_ranks
 
 
@@ -114,9 +114,9 @@ def planning_tables(graph: DependencyGraph, profile: PipelineProfile) -> Plannin
 
 
 def under_hull(hull: HullChain, allowed_j: float) -> HullChain:
-    """Return a convex chain at most so far below a hull, made of few of the lines through its neighbouring vertices.
+    """Return a convex chain at most `allowed_j` below a hull, made of a few of the lines through neighbouring vertices.
 
-    It begins and ends with the hull. Bounds that are found with it hold, whatever was left out.
+    It starts and ends with the hull. Because it lies below the hull, bounds computed with it remain valid.
     """
     times, costs = hull
     if len(times) <= LONG_HULL or allowed_j <= 0:
@@ -128,7 +128,7 @@ def under_hull(hull: HullChain, allowed_j: float) -> HullChain:
     while kept < len(slopes_w) - 1:
         best = kept + 1
         for other in range(kept + 1, len(slopes_w)):
-            # where the kept line meets a later one, the chain lies farthest below the hull
+            # the chain lies farthest below the hull where the kept line meets a later one
             corner_s = float((at_zero_j[other] - at_zero_j[kept]) / (slopes_w[kept] - slopes_w[other]))
             corner_j = float(at_zero_j[kept] + slopes_w[kept] * corner_s)
             if float(np.interp(corner_s, times, costs)) - corner_j > allowed_j and other > kept + 1:

@@ -1,7 +1,7 @@
-"""Compiled kernel of flat plans: local search for the clocks whose power wave has least energy in a band of harmonics.
+"""Compiled kernels of flat plans: local search for clocks whose power wave has the least energy in a frequency band.
 
-The wave of a plan is the sum over its instructions of a rectangle each, so its Fourier coefficients are sums of
-exponentials of begins and ends, without sampling. A move changes a few of them.
+The wave of a plan is a sum of rectangles, one per instruction. Its Fourier coefficients are therefore sums of
+exponentials of start and end times, without sampling. A move changes only a few of them.
 """
 
 import math
@@ -11,13 +11,13 @@ from gpuenergyd_policies.planning.compiled import compiled
 from gpuenergyd_policies.planning.pseudo_random import RANDOM_MODULUS, next_random
 
 _MOVED_RATIO = 1e-12
-"""Begins and ends that move by less, relative to the period, have not moved."""
+"""Starts and ends that move by less than this share of the period are treated as unchanged."""
 
 
 class FlatGraph(NamedTuple):
-    """Nodes in a topological order: those before v are pred_node[pred[v]:pred[v + 1]], with latencies.
+    """Nodes in a topological order; predecessors of v are pred_node[pred[v]:pred[v + 1]], with latencies.
 
-    Neighbours of a rank in program order are `rank_nodes[rank_first[r]:rank_first[r + 1]]`.
+    The nodes of rank r in program order are `rank_nodes[rank_first[r]:rank_first[r + 1]]`.
     """
 
     pred: list[int]
@@ -29,9 +29,9 @@ class FlatGraph(NamedTuple):
 
 
 class FlatOptions(NamedTuple):
-    """Options of node v at start[v]:start[v + 1], each slower than the one before and with less power.
+    """Options of node v at start[v]:start[v + 1]; each is slower than the one before and needs less power.
 
-    Powers are those beyond waiting, costs the energies beyond waiting.
+    Powers and costs are those beyond waiting.
     """
 
     start: list[int]
@@ -41,14 +41,14 @@ class FlatOptions(NamedTuple):
 
 
 class Band(NamedTuple):
-    """Harmonics of the iteration whose amplitudes count: `weight[k]` is that of harmonic first + k."""
+    """Harmonics of the iteration in the band: `weights[k]` is the weight of harmonic first + k."""
 
     first: int
     weights: list[float]
 
 
 class FlatLimits(NamedTuple):
-    """Limits of a plan: period and latest end in seconds, and the most energy beyond waiting."""
+    """Limits of a plan: period and latest end in seconds, and maximum energy beyond waiting."""
 
     period: float
     deadline: float
@@ -56,7 +56,7 @@ class FlatLimits(NamedTuple):
 
 
 class FlatState(NamedTuple):
-    """A plan under search: options, begins and ends by node, and the sums of its harmonics; and a copy to return to."""
+    """A plan being searched: options, starts and ends by node, sums of its harmonics; and a copy to restore."""
 
     choice: list[int]
     begin: list[float]
@@ -73,7 +73,7 @@ class FlatState(NamedTuple):
 
 @compiled
 def place(graph: FlatGraph, options: FlatOptions, state: FlatState, first: int) -> float:
-    """Compute begins and ends of the nodes from `first` on, each as early as possible; return when all have ended."""
+    """Compute starts and ends of nodes from `first` on, each as early as possible; return the end of the last node."""
     pred, pred_node, pred_latency, epilogue, _, _ = graph
     times, start = options.times, options.start
     begin, end, choice = state.begin, state.end, state.choice
@@ -111,7 +111,7 @@ def add_rectangle(band: Band, state: FlatState, power: float, begin: float, end:
 
 @compiled
 def swing(band: Band, state: FlatState) -> float:
-    """Return the energy of the wave in the band from the sums of its harmonics."""
+    """Return the energy of the wave within the band from the sums of its harmonics."""
     total = 0.0
     for k in range(len(band.weights)):
         total += band.weights[k] * (state.real[k] ** 2 + state.imaginary[k] ** 2)
@@ -120,7 +120,7 @@ def swing(band: Band, state: FlatState) -> float:
 
 @compiled
 def find_harmonics(options: FlatOptions, band: Band, state: FlatState, period: float) -> float:
-    """Compute the sums of all harmonics anew; return the energy of the wave in the band."""
+    """Recompute the sums of all harmonics; return the energy of the wave within the band."""
     for k in range(len(band.weights)):
         state.real[k] = 0.0
         state.imaginary[k] = 0.0
@@ -141,11 +141,11 @@ def flatten(  # noqa: C901, PLR0912, PLR0915  one move after the other
     heat: float,
     random: int,
 ) -> float:
-    """Search for options of least swing within the limits, from those in `state`; leave the best in `state.best`.
+    """Search for the options with the least swing within the limits, from those in `state`; return that swing.
 
-    A move changes some neighbouring instructions of a rank by some options, and half of the moves change others the
-    other way, which keeps time and energy about equal. Simulated annealing: worse plans are kept with a chance that
-    falls with `heat`, relative to the swing, which falls to zero. Returns the least swing.
+    A move changes some neighbouring instructions of a rank by some options. Half of the moves also change others in the
+    opposite direction, which keeps time and energy about equal. Simulated annealing: worse plans are kept with a
+    probability that falls to zero, starting from `heat` relative to the swing. The best options are in `state.best`.
     """
     start, _, powers, costs = options
     choice, begin, end = state.choice, state.begin, state.end

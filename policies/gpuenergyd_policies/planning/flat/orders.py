@@ -1,4 +1,4 @@
-"""The flattest plan among orders of nearly the least energy: which order swings least depends on its clocks, too."""
+"""The flattest plan among orders of nearly the least energy; which order is flattest also depends on the clocks."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from gpuenergyd_policies.planning.orders.relaxation import OrderPlan
 
 @dataclass(frozen=True, slots=True)
 class FlatOrder:
-    """An order with flat clocks."""
+    """An order, and clocks for it that reduce the power swing."""
 
     order: OrderPlan
     flat: WavePlan
@@ -19,10 +19,10 @@ class FlatOrder:
 def flattest_order(
     cheapest: OrderPlan, *, extra_energy_ratio: float = EXTRA_ENERGY_RATIO, search_steps: int = SEARCH_STEPS
 ) -> FlatOrder:
-    """Return the flattest plan found of the cheapest order and those near it.
+    """Return the flattest plan found among the cheapest order and those near it.
 
-    A first search compares all of them, a second one as long improves the flattest; each places `search_steps`
-    instructions.
+    A first search compares all of them; a second search of equal length improves the flattest. Each search places
+    `search_steps` instructions.
     """
     limit_j = cheapest.solved.energy_j * (1 + extra_energy_ratio)
 

@@ -1,10 +1,10 @@
-"""The flattest plan found among those of nearly the least energy at equal time.
+"""Finds the plan with the smallest power swing among those of nearly the least energy and equal time.
 
-Theory of operation. A plan sets clocks, and instructions begin as soon as they can, so a wave is flattened through
-clocks alone: which of two instructions uses the slack, and whether power is needed earlier or later. Local search
-starts from the plan of least energy and keeps its iteration time; moves change some clocks and are kept while the
-energy stays within a limit. Most of a pipeline's wave is left: its ranks wait at the begin and the end of an iteration
-whatever their clocks are, and to fill that gap costs energy.
+Theory of operation. A plan sets only clocks, and instructions start as soon as they can. A wave is therefore flattened
+by clocks alone: which of two instructions uses the slack, and whether power is needed earlier or later. Local search
+starts from the least-energy plan and keeps its iteration time. Moves change some clocks and are kept while the energy
+stays within a limit. Most of a pipeline's swing remains: its ranks wait at the start and end of an iteration whatever
+their clocks are, and filling that gap costs energy.
 """
 
 import math
@@ -21,15 +21,15 @@ from gpuenergyd_policies.planning.flat.kernels import Band, FlatGraph, FlatLimit
 from gpuenergyd_policies.planning.frontier import SolvedPlan
 
 EXTRA_ENERGY_RATIO = 0.002
-"""Energy beyond the least that a flatter plan may need."""
+"""Energy that a flatter plan may need beyond the minimum."""
 SEARCH_STEPS = 240_000_000 if IS_COMPILED else 600_000
-"""Instructions placed by the search for one plan: about three CPU seconds."""
+"""Number of instructions placed by the search for one plan: about three CPU seconds."""
 _MOST_MOVES = 3_000_000
-"""Moves of one search; small pipelines need no more."""
+"""Maximum moves of one search; small pipelines need no more."""
 _HEATS = (0.0005, 0.003, 0.02)
-"""Begins of the annealing, relative to the swing; the best of all is taken."""
+"""Initial temperatures of the annealing, relative to the swing; the best result is used."""
 _MOST_HARMONICS = 160
-"""Harmonics that the search looks at: amplitudes fall with the frequency."""
+"""Maximum number of harmonics that the search uses, because amplitudes fall with frequency."""
 _SAME_RATIO = 1e-12
 _SEED = 1
 
@@ -43,9 +43,10 @@ def flat_plan(
     search_steps: int = SEARCH_STEPS,
     seed: int = _SEED,
 ) -> WavePlan:
-    """Return the plan of least band energy found that takes as long as the solved one of least energy at most.
+    """Return the plan with the least band energy found that takes no longer than the given least-energy plan.
 
-    It may need so much more energy. The profile has one power of waiting; the search places so many instructions.
+    It may need more energy by `extra_energy_ratio`. The profile must have a single waiting power. The search places
+    `search_steps` instructions.
     """
     own = [
         profile[instruction.instruction_class].at_clock(mhz)
@@ -67,7 +68,7 @@ def flat_plan(
 def planned_swing(
     graph: DependencyGraph, profile: PipelineProfile, planned: SolvedPlan, least_energy: SolvedPlan
 ) -> PlannedSwing:
-    """Return how much a plan swings, full speed, and the plan of least energy."""
+    """Return the swing of a plan, of full speed, and of the least-energy plan."""
     full_speed = [profile[i.instruction_class].at_max_clock for i in graph.instructions]
     waves = [_wave_of_solved(graph, profile, plan) for plan in (planned, least_energy)]
     return PlannedSwing(swing_of(waves[0]), swing_of(wave_of(graph, profile, full_speed)), swing_of(waves[1]))
@@ -82,7 +83,7 @@ def _wave_of_solved(graph: DependencyGraph, profile: PipelineProfile, solved: So
 
 
 class _Search:
-    """The arrays of one pipeline, in topological order, and searches from its plan of least energy."""
+    """The arrays of one pipeline in topological order, and searches that start from its least-energy plan."""
 
     def __init__(self, graph: DependencyGraph, profile: PipelineProfile, first: WavePlan) -> None:
         self._graph, self._profile, self._first = graph, profile, first
@@ -150,5 +151,5 @@ class _Search:
 
 
 def _position(options: Sequence[ClockOption], wanted: ClockOption) -> int:
-    """Return the position of an option, or of the slowest one that takes no longer."""
+    """Return the index of an option, or of the slowest option that takes no longer."""
     return max((k for k, own in enumerate(options) if own.time_s <= wanted.time_s), default=0)

@@ -1,19 +1,19 @@
-"""Lower bound on the energy of any order that fits in memory, whole or split backwards, by a linear program.
+"""Lower bound on the energy of any order that fits in memory, with full or split backwards, by a linear program.
 
 Theory of operation. Microbatches cost the same on a rank, so they can be relabelled there by the order in which they
-start; first in, first out then loses nothing, and the m-th forward, input gradient and weight gradient of each rank
-obey, whatever the order:
+start. First in, first out then loses nothing, and the m-th forward, input gradient and weight gradient of each rank
+satisfy these constraints in any order:
 
 - data edges between ranks, F to I to W on a rank, and memory: forward m + limit starts after weight gradient m;
 - load windows: if instruction u of a rank must precede v, everything on that rank that must run between them fits in
   between, since a rank runs one instruction at a time;
-- convex costs: a duration costs at least what the hull of its class says. A whole backward is an input gradient that
-  ends with it, without a weight gradient; every microbatch may mix both, at the cost of the mixture.
+- convex costs: a duration costs at least what the hull of its class gives. A full backward is an input gradient that
+  ends with it, without a weight gradient; every microbatch may mix both ways, at the cost of the mixture.
 
 Instructions of the same kind and neighbouring microbatches may form a cell, of which only the first start, the last end
-and the sum of the durations are known, so that long pipelines stay within reach at some loss. The windows are too many
-and are added where a solution violates them. The bound is recomputed from the multipliers of the program, by weak
-duality, so that it holds whatever the tolerance of the solver.
+and the sum of the durations are variables. This keeps long pipelines tractable at some loss. There are too many windows
+to list; they are added where a solution violates them. The bound is recomputed from the program's multipliers by weak
+duality, so it is valid for any solver tolerance.
 """
 
 from collections.abc import Sequence
@@ -31,26 +31,26 @@ from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 
 KINDS = (InstructionKind.F, InstructionKind.I, InstructionKind.W)
 MOST_CELLS, FEW_CELLS = 1200, 400
-"""Cells of the program; pipelines with more instructions are grouped into cells of several microbatches."""
+"""Maximum cells of the program; pipelines with more instructions have cells of several microbatches."""
 MANY_INSTRUCTIONS = 2_500
-"""Instructions above which few cells are used, so that the bound does not take longer than the plan."""
+"""Pipelines with more instructions use few cells, so that the bound does not take longer than the plan."""
 MOST_RANKS = 32
-"""Ranks up to which the program is within reach; for more, the loads of the ranks are a looser bound (see `load`)."""
+"""Maximum ranks for the program; with more, the loads of the ranks give a looser bound (see `load`)."""
 MOST_ROUNDS = 8
 MOST_NEW_WINDOWS = 600
-"""Windows that are added in each round, those violated most."""
+"""Maximum number of windows added in each round, the most violated ones first."""
 _HULL_TOLERANCE = 2e-4
-"""How far hulls are under-estimated at most, as a share of the least energy of the class."""
+"""Maximum underestimate of hulls, as a share of the least energy of the class."""
 _VIOLATED_S = 1e-6
 _SETTLED_RATIO = 1e-6
 
 
 def any_order_bound(task: OrderTask, *, num_cells: int | None = None) -> float | None:
-    """Return a proven lower bound, waiting charged to the end of each plan, for plans that meet a deadline.
+    """Return a proven lower bound for plans that meet a deadline, with waits charged up to the end of each plan.
 
-    Without input and weight gradients in the profile it is for whole backwards only. With a forced wait the time until
-    the deadline passes anyway. None if the solver fails. `num_cells` limits cells instead of the default: more are
-    tighter and take longer.
+    If the profile has no input and weight gradients, the bound is only for full backwards. With a forced wait, the time
+    until the deadline passes anyway. None if the solver fails. `num_cells` overrides the default limit on cells: more
+    cells give a tighter bound and take longer.
     """
     num_ranks = len(task.limits)
     if num_ranks > MOST_RANKS:
@@ -63,7 +63,7 @@ def any_order_bound(task: OrderTask, *, num_cells: int | None = None) -> float |
 
 
 def cell_starts(num_microbatches: int, num_cells: int) -> IntArray:
-    """Return the first microbatch of each cell: single microbatches at both ends, groups of equal size between."""
+    """Return the first microbatch of each cell: single microbatches at both ends, groups of equal size in between."""
     if num_microbatches <= num_cells:
         return np.arange(num_microbatches)
     ends = num_cells // 3
@@ -104,7 +104,7 @@ class _Program:
         return self.num_starts + self.start(rank, kind, cell)
 
     def _add_columns(self, profile: PipelineProfile) -> None:
-        """Number the columns: starts, ends, vertices of the mixture of each cell, iteration time."""
+        """Number the columns: starts, ends, mixture of hull vertices of each cell, iteration time."""
         self.num_starts = self.num_ranks * 3 * self.num_cells
         costs: list[FloatArray] = [np.zeros(2 * self.num_starts)]
         self.fastest_s = np.zeros((self.num_ranks, 3))
@@ -155,7 +155,7 @@ class _Program:
         self.equal_limits = np.array(equal_limits)
 
     def _add(self, before: int, after: int, least_s: float, cells: Sequence[int] = ()) -> None:
-        """Require that column `after` is at least column `before`, plus the durations of cells, plus a time."""
+        """Require that column `after` is at least column `before` plus the durations of some cells plus a time."""
         parts = [self.duration[cell] for cell in cells]
         columns = [np.array([before, after]), *(part[0] for part in parts)]
         values = [np.array([1.0, -1.0]), *(part[1] for part in parts)]
@@ -180,13 +180,13 @@ class _Program:
                     self._follow(rank, 0, cell, rank + 1, 0, cell, latency_s)
                     self._follow(rank + 1, 1, cell, rank, 1, cell, latency_s)
                 self._add_memory(rank, cell, float(fastest_s[0]))
-                # Everything that follows the first forward of a cell runs until the end of the iteration.
+                # Everything from the first forward of a cell on must run before the end of the iteration.
                 rest = [self.start(rank, kind, later) for kind in range(3) for later in range(cell, self.num_cells)]
                 self._add(self.start(rank, 0, cell), self.time_column, 0.0, rest)
             self._add(self.end(rank, 2, self.num_cells - 1), self.time_column, 0.0)
 
     def _follow(self, rank: int, kind: int, cell: int, to: int, to_kind: int, to_cell: int, latency_s: float) -> None:
-        """Require that a cell's microbatches run on another rank, or as another kind, after they did here."""
+        """Require that a cell's microbatches run on another rank, or as another kind, after they have run here."""
         if self.size[cell] == 1:
             self._add(self.end(rank, kind, cell), self.start(to, to_kind, to_cell), latency_s)
             return
@@ -209,7 +209,7 @@ class _Program:
             self._add(self.end(rank, 2, before_last), self.end(rank, 0, cell), fastest_s)
 
     def bound_j(self) -> float | None:
-        """Return the bound, after rounds of adding violated windows; None if the solver fails."""
+        """Return the bound after rounds of adding violated windows; None if the solver fails."""
         best_j: float | None = None
         for _ in range(MOST_ROUNDS):
             matrix = csr_array(
@@ -238,7 +238,7 @@ class _Program:
         return best_j
 
     def _add_violated(self, solution: FloatArray) -> int:
-        """Add the windows that a solution violates most, and return their number."""
+        """Add the windows most violated by a solution, and return the number of violated ones."""
         durations = np.array([float(values @ solution[columns]) for columns, values in self.duration])
         found: list[tuple[float, tuple[int, int, int, int, int]]] = []
         for rank in range(self.num_ranks):
@@ -270,9 +270,9 @@ class _Program:
         return len(found)
 
     def _between(self, rank: int, kind: int, to_kind: int) -> tuple[list[IntArray], list[IntArray]]:
-        """Return by kind the first cell that follows the start of each cell, and the number of cells up to each end.
+        """Return, by kind, the first cell that must follow each cell's start, and the number of cells before each end.
 
-        An input gradient releases memory on this rank and those before it, so the forward that needs it follows.
+        An input gradient releases memory on this rank and those before it; the forward that needs this memory follows.
         """
         own, any_before = self.limits[rank], min(self.limits[: rank + 1])
         after = ((0, 0, 0), (any_before, 0, 0), (own, own, 0))[kind]
@@ -284,7 +284,7 @@ class _Program:
     def _late_s(
         self, rank: int, kind: int, to_kind: int, sums: Sequence[FloatArray], solution: FloatArray
     ) -> tuple[FloatArray, NDArray[np.bool_]]:
-        """Return by pairs of cells how much too short a window is, and whether the first one precedes the second."""
+        """Return, for pairs of cells, by how much a window is too short, and whether the first precedes the second."""
         begins, ends = self._between(rank, kind, to_kind)
         between_s = np.zeros((self.num_cells, self.num_cells))
         for k in range(3):
@@ -299,9 +299,9 @@ class _Program:
 
 
 def _hulls(profile: PipelineProfile, rank: int) -> tuple[list[HullChain], HullChain | None]:
-    """Return the hulls of forward, input and weight gradient, and of the whole backward if it is an alternative.
+    """Return the hulls of forward, input and weight gradient, and of the full backward if it is an alternative.
 
-    Where splitting was not measured, the whole backward counts as an input gradient whose weight gradient is free.
+    If splitting was not measured, the full backward is treated as an input gradient with a free weight gradient.
     """
     whole, *parts = (InstructionClass(rank, kind) for kind in (InstructionKind.B, *KINDS))
     if parts[1] not in profile.classes:
@@ -321,7 +321,7 @@ def _hull(profile: PipelineProfile, key: InstructionClass) -> HullChain:
 
 
 def is_no_cheaper(profile: PipelineProfile, rank: int) -> bool:
-    """Return whether a rank's whole backward is its two halves in a row, so that splitting it costs nothing."""
+    """Return whether a rank's full backward equals its two halves in a row, so that splitting it costs nothing."""
     whole, *halves = (
         profile.classes[InstructionClass(rank, kind)].options
         for kind in (InstructionKind.B, InstructionKind.I, InstructionKind.W)

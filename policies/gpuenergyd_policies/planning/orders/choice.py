@@ -1,9 +1,9 @@
-"""The order and the clocks of `--schedule auto`: found on a pipeline of few microbatches, solved on the whole one.
+"""Order and clocks for `--schedule auto`: found on a pipeline with few microbatches, solved on the whole one.
 
-Theory of operation. An order's shape does not depend on the number of microbatches once there are several times as
-many as ranks. So shapes of long pipelines are compared with fewer microbatches, at a deadline of the same slowdown. The
-best shapes are then solved on the whole pipeline with real clocks, and the cheapest plan is chosen. Plain 1F1B is part
-of the family, or dominated by 1F1B with its backward split in place where splitting costs nothing, hence never better.
+Theory of operation. The best shape of an order does not depend on the number of microbatches once there are several
+times as many as ranks. Shapes of long pipelines are therefore compared with fewer microbatches, at a deadline with the
+same slowdown. The best shapes are then solved on the whole pipeline with real clocks, and the cheapest plan is chosen.
+Plain 1F1B belongs to the family; where splitting costs nothing, 1F1B with split backwards is at least as good instead.
 """
 
 from dataclasses import replace
@@ -17,23 +17,23 @@ from gpuenergyd_policies.planning.orders.shape import RankShape, repaired, shape
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 
 SHORT_PIPELINE = 1_600
-"""Instructions up to which orders are compared with all microbatches."""
+"""Up to this many instructions, orders are compared with all microbatches."""
 SHORT_ROUNDS = ((12, 2), (1, 4))
-"""Microbatches per rank with which orders of longer pipelines are compared, by the least number of ranks."""
+"""(Minimum number of ranks, microbatches per rank) with which orders of longer pipelines are compared."""
 DEEP_PIPELINE = 24
-"""Ranks from which a pipeline counts as deep."""
+"""Minimum number of ranks of a deep pipeline."""
 FINALISTS_OF_MANY = 12
-"""The same where all orders of nearly the least energy are wanted."""
+"""Number of orders solved with real clocks if all orders of nearly the least energy are wanted."""
 
 
 def plan_order(task: OrderTask, *, near_ratio: float = 0.0) -> OrderPlan:
     """Return the cheapest order found that meets the deadline within the memory limits.
 
-    With a `near_ratio`, more orders are solved, and those that need at most so much more energy are in `near`.
+    With a `near_ratio`, more orders are solved; those within this ratio of the least energy are returned in `near`.
 
     Raises:
         ProfileError: input or weight gradients were not measured.
-        TargetError: no order of the family is fast enough within the limits, which does not prove that none is.
+        TargetError: no order in the family is fast enough within the limits, which does not prove that none is.
     """
     plans: list[OrderPlan] = []
     for schedule in candidates(task, FINALISTS_OF_MANY if near_ratio > 0 else FINALISTS):
@@ -55,7 +55,7 @@ def plan_order(task: OrderTask, *, near_ratio: float = 0.0) -> OrderPlan:
 
 
 def candidates(task: OrderTask, finalists: int = FINALISTS) -> list[Schedule]:
-    """Return orders to solve, the most promising first; plain 1F1B is the last if it fits in memory."""
+    """Return orders to solve, most promising first; plain 1F1B is the last if it fits in memory."""
     num_ranks = len(task.limits)
     try_whole = not all(is_no_cheaper(task.profile, rank) for rank in range(num_ranks))
     short = _short(task)

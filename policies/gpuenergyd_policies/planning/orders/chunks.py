@@ -1,9 +1,9 @@
-"""The order of pipelines with several stages per GPU: known schedules, and orders of one stage per GPU cut into chunks.
+"""Orders of pipelines with several stages per GPU: known schedules, and one-stage orders split into chunks.
 
-Theory of operation. Which stages share a GPU is part of the choice. Stages in a row make one large stage, whose orders
-are searched as for one stage per GPU and then run chunk by chunk. Stages far apart shorten the fill, as in interleaved
-1F1B, or end where they began, as in ZBV; these orders are known, and each is tried with its backwards split in place as
-well. What fits in memory is solved with real clocks, and the cheapest plan is chosen.
+Theory of operation. Which stages share a GPU is part of the choice. Consecutive stages make one large stage, whose
+orders are searched as for one stage per GPU and then run chunk by chunk. Distant stages shorten the fill, as in
+interleaved 1F1B, or end where they began, as in ZBV; these orders are known, and each is also tried with backwards
+split in place. Orders that fit in memory are solved with real clocks, and the cheapest plan is chosen.
 """
 
 from collections.abc import Iterator
@@ -23,10 +23,10 @@ from gpuenergyd_policies.planning.orders.search import FINALISTS
 
 
 def plan_chunk_order(plain: Schedule, task: OrderTask) -> OrderPlan:
-    """Return the cheapest order found of a pipeline with several stages per GPU, its profile by chunk included.
+    """Return the cheapest order found for a pipeline with several stages per GPU, with its profile by chunk.
 
-    `plain` is the order whose chunks the classes of the task's profile mean: input and weight gradients, and whole
-    backwards, of every stage. A chunk counts as its share of a microbatch within the limits.
+    `plain` is the order whose chunks the task's profile refers to. The profile has input and weight gradients and full
+    backwards of every stage. For the memory limits, a chunk is the corresponding fraction of a microbatch.
 
     Raises:
         TargetError: no known order is fast enough within the limits, which does not prove that none is.
@@ -55,7 +55,7 @@ def plan_chunk_order(plain: Schedule, task: OrderTask) -> OrderPlan:
 
 
 def _schedules(plain: Schedule, task: OrderTask) -> Iterator[Schedule]:
-    """Yield orders that may be worth solving; not all fit in memory."""
+    """Yield orders that may be worth solving; some do not fit in memory."""
     num_ranks, num_chunks = plain.num_ranks, plain.num_chunks
     yield plain
     merged = _merged(plain, task.profile)
@@ -66,17 +66,18 @@ def _schedules(plain: Schedule, task: OrderTask) -> Iterator[Schedule]:
             continue
         try:
             schedule = make_schedule(name, num_ranks, plain.num_microbatches, num_chunks)
-        except ScheduleError:  # too few microbatches, or a number that does not fit
+        except ScheduleError:  # too few microbatches, or a number that the schedule does not support
             continue
         if schedule.sent_after or any(i.kind is InstructionKind.FB for order in schedule.orders for i in order):
-            # No profile has times of overlapped instructions, so only the added waits of such an order would count.
+            # Profiles have no times of overlapped instructions, so only the added waits of such an order would be
+            # modelled.
             continue
         yield schedule
         yield _split_in_place(schedule)
 
 
 def _split_in_place(schedule: Schedule) -> Schedule:
-    """Return the order with each whole backward replaced by its input and its weight gradient."""
+    """Return the order with each full backward replaced by its input gradient and its weight gradient."""
     halves = (InstructionKind.I, InstructionKind.W)
     orders = tuple(
         tuple(
@@ -90,7 +91,7 @@ def _split_in_place(schedule: Schedule) -> Schedule:
 
 
 def _merged(plain: Schedule, profile: PipelineProfile) -> PipelineProfile | None:
-    """Return the profile of all chunks of each GPU as one stage; None if they were not measured at the same clocks."""
+    """Return the profile of each GPU's chunks as one stage; None if they were not measured at the same clocks."""
     classes: dict[InstructionClass, InstructionProfile] = {}
     for key in {replace(key, chunk_index=0) for key in profile.classes}:
         parts = [profile[replace(key, chunk_index=chunk)].options for chunk in range(plain.num_chunks)]

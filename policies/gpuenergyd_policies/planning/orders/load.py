@@ -1,11 +1,11 @@
-"""Lower bound on the energy of any order from the load of each GPU alone, for pipelines beyond reach of the program.
+"""Lower bound on the energy of any order, from the load of each GPU alone, for pipelines too large for the program.
 
-Theory of operation. A GPU runs one instruction at a time, so its work fits between its first begin and the end of the
-iteration. With one stage per GPU, a stage begins when the first forward has passed all stages before it. Where stages
-may be placed at will, all work fits on all GPUs together. What that costs at least is read off the hulls of forward and
-backward, a backward being whole, split, or any mixture, as if clocks could be mixed at will. Memory and waiting for one
-another are ignored, which loosens the bound. Plans that end before the deadline are covered: the energy is a convex
-function of the iteration time, whose least value counts.
+Theory of operation. A GPU runs one instruction at a time, so its work must fit between its first start and the end of
+the iteration. With one stage per GPU, a stage starts when the first forward has passed all stages before it. If stages
+may be placed freely, all work must fit on all GPUs together. The minimum cost of the work comes from the hulls of
+forward and backward, where a backward may be full, split, or any mixture, and clocks may be mixed freely. Memory and
+mutual waits are ignored, which loosens the bound. Plans that end before the deadline are covered too, because energy is
+a convex function of the iteration time, and its minimum is used.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _Points = list[tuple[float, float]]
 
 
 class Load(NamedTuple):
-    """Work that must fit on some GPUs: a convex chain of iteration times and the least effective energy in each."""
+    """Work that must fit on some GPUs, as a convex chain: iteration times and the least effective energy at each."""
 
     iteration_times_s: FloatArray
     costs_j: FloatArray
@@ -53,9 +53,9 @@ def shared_load(profile: PipelineProfile, num_gpus: int, num_microbatches: int) 
 def load_bound_j(loads: Sequence[Load], waiting_w: float, deadline_s: float, *, forced: bool) -> float:
     """Return a lower bound for plans that meet a deadline; with `forced` the time until then passes anyway.
 
-    `waiting_w` is what all GPUs together draw while they wait. Infinity if no plan is that fast.
+    `waiting_w` is the total power of all GPUs while they wait. Infinity if no plan is fast enough.
     """
-    # The energy is convex and linear between vertices, so that it is least at one of them or at the deadline.
+    # The energy is convex and linear between vertices, so its minimum is at a vertex or at the deadline.
     vertices_s = np.concatenate([load.iteration_times_s for load in loads])
     ends_s = np.array([deadline_s]) if forced else np.append(vertices_s[vertices_s < deadline_s], deadline_s)
     costs_j = [np.interp(ends_s, load.iteration_times_s, load.costs_j, left=np.inf) for load in loads]
@@ -69,7 +69,7 @@ def _load(chains: Sequence[_Points], num_times: int, num_gpus: int, fill_s: floa
 
 
 def _stage_chains(profile: PipelineProfile, rank: int, chunk: int) -> tuple[_Points, _Points]:
-    """Return the chains of a stage's forward and of its backward, whole or split."""
+    """Return the chains of a stage's forward and of its backward, full or split."""
     own = {
         kind: _chain(profile.classes[key], profile.blocking_power_w)
         for kind in InstructionKind
@@ -86,7 +86,7 @@ def _chain(profile: InstructionProfile, power_w: float) -> _Points:
 
 
 def _sum_of(chains: Sequence[_Points]) -> _Points:
-    """Return the chain of doing one of each: all at their fastest, then slower where that saves most per second."""
+    """Return the chain for one of each: all at their fastest, then slowed down where that saves most per second."""
     time_s, cost_j = (sum(chain[0][k] for chain in chains) for k in (0, 1))
     steps = [
         ((slow[1] - fast[1]) / (slow[0] - fast[0]), slow[0] - fast[0])

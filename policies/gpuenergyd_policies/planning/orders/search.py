@@ -1,4 +1,4 @@
-"""Search over shapes of orders: from known schedules by steps, each to the first neighbour that needs less energy."""
+"""Search over shapes of orders: starts from known schedules and moves to the first neighbour with less energy."""
 
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask, RelaxedOrder, relaxed
 from gpuenergyd_policies.planning.orders.shape import (
@@ -9,16 +9,16 @@ from gpuenergyd_policies.planning.orders.shape import (
 )
 
 MOST_WORK, MOST_LONG_WORK = 50_000, 15_000
-"""Instructions of all orders that are compared while shapes are searched, for short and for long pipelines; limits the
-time of planning."""
+"""Maximum total of instructions in all compared orders, for short and for long pipelines; this limits the time of
+planning."""
 FINALISTS = 3
-"""Orders that are then solved with real clocks."""
+"""Number of orders that are then solved with real clocks."""
 FEWEST_STARTS = 4
-"""Starting points that are compared in any case."""
+"""Minimum number of starting points compared."""
 
 
 def ranked_shapes(task: OrderTask, *, try_whole: bool, most_work: int) -> list[tuple[OrderShape, RelaxedOrder]]:
-    """Return shapes that meet the deadline, cheapest first; none if no shape of the family does."""
+    """Return shapes that meet the deadline, cheapest first; empty if no shape in the family does."""
     known: dict[OrderShape, RelaxedOrder] = {}
 
     def tried(shape: OrderShape) -> RelaxedOrder:
@@ -50,7 +50,7 @@ def ranked_shapes(task: OrderTask, *, try_whole: bool, most_work: int) -> list[t
 
 
 def _fits(task: OrderTask, shape: OrderShape) -> bool:
-    """Return whether a shape keeps what the task requires of 1F1B."""
+    """Return whether a shape keeps those properties of 1F1B that the task requires."""
     plain = [len(shape) - r for r in range(len(shape))]
     if task.keeps_whole:
         least = (min(own, task.num_microbatches) for own in plain)

@@ -1,11 +1,12 @@
 """Orders of instructions by three numbers per rank: forwards in flight, microbatches held, place of weight gradients.
 
-Theory of operation. With F and I in first-in, first-out order, an order is determined by three things per rank: how
+Theory of operation. With F and I in first-in, first-out order, an order is determined by three values per rank: how
 many forwards precede the first input gradient, how many microbatches are held from their forward to their weight
-gradient, and whether a weight gradient that is due runs before or after the next input gradient. Whole backwards hold
-as many microbatches as there are forwards ahead. The family contains 1F1B (whole, S - r ahead), 1F1B with extra
-microbatches in flight, 1F1B with its backward split in place (S - r ahead and held), ZB-H1 (S - r ahead, S held), and
-ZB-H2. It runs without deadlock if and only if no rank runs fewer forwards ahead than the next one.
+gradient, and whether a weight gradient that can run is placed before or after the next input gradient. Full backwards
+hold as many microbatches as there are forwards ahead. With S ranks and r the rank, the family contains 1F1B (full,
+S - r ahead), 1F1B with extra microbatches in flight, 1F1B with its backward split in place (S - r ahead and held),
+ZB-H1 (S - r ahead, S held), and ZB-H2. A shape has no deadlock if and only if no rank runs fewer forwards ahead than
+the next one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from math import ceil
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
 
 PROPORTIONS = (1.0, 1.5, 2.0, 0.8, 2.5, 3.0, 3.5)
-"""Starting points: forwards ahead of the first backward, relative to 1F1B's; fewer suffice for split backwards."""
+"""Starting points: forwards ahead of the first backward, relative to 1F1B; fewer suffice for split backwards."""
 F, B, I, W = InstructionKind.F, InstructionKind.B, InstructionKind.I, InstructionKind.W  # noqa: E741  torch's own names
 
 
@@ -24,13 +25,13 @@ class RankShape:
     """Shape of one rank's order."""
 
     num_ahead: int
-    """Forwards before the first backward or input gradient; at least 1."""
+    """Number of forwards before the first backward or input gradient; at least 1."""
     num_held: int
-    """Microbatches held from forward to weight gradient, at least `num_ahead`; equal to it for whole backwards."""
+    """Microbatches held from forward to weight gradient, at least `num_ahead`; equal to it for full backwards."""
     is_split: bool = True
     """Whether backwards are split into input and weight gradients."""
     runs_weight_first: bool = False
-    """Whether a weight gradient that is due runs before the next input gradient instead of after it."""
+    """Whether a weight gradient that can run is placed before the next input gradient instead of after it."""
 
 
 OrderShape = tuple[RankShape, ...]
@@ -38,7 +39,7 @@ OrderShape = tuple[RankShape, ...]
 
 
 def shaped_schedule(shape: OrderShape, num_microbatches: int) -> Schedule:
-    """Return the schedule with this shape, named auto."""
+    """Return the schedule with this shape, named `auto`."""
     return Schedule(
         name="auto",
         num_microbatches=num_microbatches,
@@ -63,7 +64,7 @@ def rank_order(pp_rank: int, shape: RankShape, num_microbatches: int) -> Iterato
 
 
 def repaired(shape: Sequence[RankShape], limits: Sequence[int]) -> OrderShape:
-    """Return the shape cut to the memory limits, without deadlock: no rank runs fewer forwards ahead than the next."""
+    """Return the shape limited to memory and without deadlock: no rank runs fewer forwards ahead than the next."""
     result: list[RankShape] = []
     for own, limit in zip(shape, limits, strict=True):
         most = min(limit, result[-1].num_ahead) if result else limit
@@ -75,7 +76,7 @@ def repaired(shape: Sequence[RankShape], limits: Sequence[int]) -> OrderShape:
 
 
 def starting_shapes(limits: Sequence[int], num_microbatches: int, *, try_whole: bool) -> list[OrderShape]:
-    """Return the shapes that a search starts from: known schedules and shapes between them, cut to the limits."""
+    """Return the shapes from which a search starts: known schedules and shapes between them, within the limits."""
     num_ranks = len(limits)
     limits = [min(limit, num_microbatches) for limit in limits]
     plain = [num_ranks - r for r in range(num_ranks)]
@@ -91,7 +92,7 @@ def starting_shapes(limits: Sequence[int], num_microbatches: int, *, try_whole: 
 
 
 def neighbours(shape: OrderShape, limits: Sequence[int], *, try_whole: bool) -> Iterator[OrderShape]:
-    """Yield shapes one step away: a rank, or all ranks up to or from it, with one number changed by one."""
+    """Yield shapes one step away: one number changed by one on a rank, or on all ranks up to or from it."""
     steps = [(1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1)]
     changes = [(ahead, held, False, False) for ahead, held in steps] + [(0, 0, True, False)]
     if try_whole:

@@ -1,7 +1,7 @@
 """Compiled kernels of the segment search: an iteration with late clock reductions, and simulated annealing.
 
-Clocks are positions in a rank's list, lowest first. The segments of rank r begin and end at K + 1 `bounds`, positions
-in the rank's program order, and run at K `clocks`; a segment may be empty.
+Clocks are indices into a rank's list, lowest first. The segments of rank r lie between K + 1 `bounds`, which are
+indices into the rank's program order, and run at K `clocks`; a segment may be empty.
 """
 
 import math
@@ -11,20 +11,20 @@ from gpuenergyd_policies.planning.compiled import compiled
 from gpuenergyd_policies.planning.pseudo_random import RANDOM_MODULUS, next_random
 
 OVERTIME_PRICE_GROWTH = 100.0
-"""Factor by which time beyond the deadline gets more expensive from start to end."""
+"""Factor by which the price of time beyond the deadline grows from start to end."""
 COOLING = 0.01
 """Final temperature, as a share of the initial one."""
 MOST_STEPS = 4
-"""Positions by which a move changes a boundary or a clock at most."""
+"""Maximum number of positions by which a move changes a boundary or a clock."""
 MAX_PENDING = 8
-"""Reductions of a rank under way at once; a further one replaces the last."""
+"""Maximum number of pending reductions per rank; a further one replaces the last."""
 
 
 class Pipeline(NamedTuple):
     """A pipeline: nodes in topological order, predecessors of v at pred[v]:pred[v + 1], nodes of r from first[r].
 
     Node v at clock c takes times[options[v] + c] and energies[options[v] + c]. A reduction to clock c on rank r takes
-    effect reduction_latency[clocks_from[r] + c] after it is requested; each change stops the rank's work for stall[r].
+    effect reduction_latency[clocks_from[r] + c] after its request; each change stalls the rank's work for stall[r].
     """
 
     order: list[int]
@@ -44,7 +44,7 @@ class Pipeline(NamedTuple):
 
 
 class Segments(NamedTuple):
-    """Segments of all ranks, rank after rank: K + 1 bounds and K clocks each."""
+    """Segments of all ranks, one rank after the other: K + 1 bounds and K clocks each."""
 
     bounds: list[int]
     clocks: list[int]
@@ -64,7 +64,7 @@ class Iteration(NamedTuple):
 class Annealing(NamedTuple):
     """Objective and schedule of annealing.
 
-    `waiting_power` is charged for the whole iteration time and `blocking_power` credited for each instruction's time.
+    `waiting_power` is charged for the whole iteration time, and `blocking_power` is credited during instructions.
     """
 
     blocking_power: float
@@ -80,7 +80,7 @@ class Annealing(NamedTuple):
 def anneal(
     pipeline: Pipeline, segments: Segments, kept: Segments, best: Segments, goal: Annealing, work: Iteration
 ) -> float:
-    """Anneal `kept`, try moves on `segments`, write the cheapest in time to `best`, and return their cost."""
+    """Anneal from `segments`; write the cheapest segments that meet the deadline to `best`, and return their cost."""
     fill_clocks(pipeline, segments, work)
     random = goal.seed * 2654435761 % RANDOM_MODULUS + 1
     cost = math.inf
@@ -127,7 +127,7 @@ def _copy(source: Segments, target: Segments) -> None:
 
 @compiled
 def fill_clocks(pipeline: Pipeline, segments: Segments, work: Iteration) -> bool:
-    """Write the clocks of all segments to their nodes; return whether any of them changed."""
+    """Write the clocks of all segments to their nodes; return whether any clock changed."""
     is_changed = False
     num_ranks = len(pipeline.first) - 1
     num_segments = len(segments.clocks) // num_ranks
@@ -145,7 +145,7 @@ def fill_clocks(pipeline: Pipeline, segments: Segments, work: Iteration) -> bool
 
 @compiled
 def _move(pipeline: Pipeline, segments: Segments, random: int) -> tuple[bool, int]:
-    """Move one boundary or one clock by up to four steps, or two clocks in opposite directions; return whether."""
+    """Move one boundary or clock by up to four steps, or two clocks in opposite directions; return if any moved."""
     bounds, clocks = segments
     num_ranks = len(pipeline.first) - 1
     num_segments = len(clocks) // num_ranks
@@ -169,7 +169,7 @@ def _move(pipeline: Pipeline, segments: Segments, random: int) -> tuple[bool, in
     clocks[c] = min(max(before + shift, 0), pipeline.num_clocks[r] - 1)
     if clocks[c] == before:
         return False, random
-    if pick % 3 == 2:  # one faster, another slower
+    if pick % 3 == 2:  # one clock up, another down
         random = next_random(random)
         other = random % (num_ranks * num_segments)
         if other != c:
@@ -188,8 +188,8 @@ def run_iteration(  # noqa: C901, PLR0912, PLR0915  the innermost loop, run hund
 ) -> tuple[float, float, float]:
     """Simulate an iteration with the planned clocks, where reductions take effect late and raises in time.
 
-    A call that stops the rank's work delays the first node after a reduction, or the last one before a raise. A raise
-    at the begin of the iteration is requested after the rank's last node, where it delays nothing.
+    A driver call that stalls the rank delays the first node after a reduction, or the last one before a raise. A raise
+    at the start of the iteration is requested after the rank's last node, where it delays nothing.
 
     Returns the iteration time and the sums of all instructions' energies and times.
     """
@@ -239,7 +239,7 @@ def run_iteration(  # noqa: C901, PLR0912, PLR0915  the innermost loop, run hund
                 pending_at[at + i] = pending_at[at + i + 1]
                 pending_clock[at + i] = pending_clock[at + i + 1]
         if wanted >= clock:
-            # a raise was requested ahead of time; it also cancels reductions that have not taken effect
+            # a raise was requested early; it also cancels reductions that have not taken effect
             clock = wanted
             count = 0
         else:

@@ -1,4 +1,4 @@
-"""Queue of clock changes at the drivers: each host's driver sets one GPU of that host at a time."""
+"""Queue of clock changes at the drivers: each host's driver changes one GPU of that host at a time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class QueuedClockCall:
-    """The driver calls that change the clock of one stage, due at `due_s`; each occupies the driver for `call_s`.
+    """The driver calls that change the clock of one stage, scheduled at `due_s`; each occupies the driver for `call_s`.
 
-    There is one call for each GPU of the stage, `num_calls` in all. Those of other stages wait if they are on the same
-    host.
+    There is one call for each GPU of the stage, `num_calls` in all. Calls of other stages on the same host wait.
     """
 
     due_s: float
@@ -23,8 +22,8 @@ class QueuedClockCall:
 def driver_waits_s(calls: Sequence[QueuedClockCall]) -> list[float]:
     """Return how long each change waits until the last of its calls begins.
 
-    Raises go first, then the call that has been due longest. In reality a change replaces an older one of the same GPU
-    that still waits; here both are carried out, which overestimates waits.
+    Raises go first, then the call that has waited longest. In reality a change replaces an older one of the same GPU
+    that is still waiting; here both are made, which overestimates waits.
     """
     waits_s = [0.0] * len(calls)
     of_host: dict[str, list[int]] = {}
@@ -36,7 +35,7 @@ def driver_waits_s(calls: Sequence[QueuedClockCall]) -> list[float]:
 
 
 def longest_busy_s(calls: Sequence[QueuedClockCall]) -> float:
-    """Return how long the driver of the busiest host carries out calls."""
+    """Return the total time of driver calls on the busiest host."""
     busy_s: dict[str, float] = {}
     for call in calls:
         busy_s[call.host] = busy_s.get(call.host, 0.0) + call.num_calls * call.call_s
@@ -44,7 +43,7 @@ def longest_busy_s(calls: Sequence[QueuedClockCall]) -> float:
 
 
 def _serve(calls: Sequence[QueuedClockCall], left: list[int], waits_s: list[float]) -> None:
-    """Carry out the calls of one host, the next one last in `left`; update the wait of each change."""
+    """Make the calls of one host, taking the next one from the end of `left`; update the wait of each change."""
     waiting: list[int] = []
     free_s = 0.0
     while left or waiting:

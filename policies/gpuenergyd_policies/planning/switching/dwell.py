@@ -1,8 +1,8 @@
-"""Clocks that stay in force for long enough: short segments of a plan are merged into faster ones.
+"""Keeps clocks in force long enough: short segments of a plan are merged into faster ones.
 
-A plan that may change the clock at every instruction can change it more often than the driver or the GPU follows. Each
-segment that is shorter than permitted is merged with a neighbour at the higher clock of both, where that costs least.
-No instruction becomes slower, so that the plan is not later than before, and there are fewer changes.
+A plan that may change the clock at every instruction can change it more often than the driver or the GPU can follow.
+Each segment that is too short is merged with the neighbour for which that costs least, at the higher clock of the two.
+No instruction becomes slower, so the plan is not later than before, and there are fewer changes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,8 +28,8 @@ def with_longer_dwells(
 ) -> dict[Instruction, int]:
     """Return clocks whose segments within an iteration last at least `least_s[r]` seconds on rank r.
 
-    Durations are those of the instructions, without waits. The first and the last segment of a rank may be shorter: the
-    iteration before and the one after may have the same clock.
+    Durations are those of the instructions, without waits. The first and the last segment of a rank may be shorter,
+    because they may continue in the iterations before and after.
     """
     merged: dict[Instruction, int] = {}
     for pp_rank in range(graph.num_ranks):
@@ -73,7 +73,7 @@ def _merge_at(segments: list[_DwellSegment], left: int) -> None:
 
 
 def _extra_energy_j(segments: Sequence[_DwellSegment], left: int, profile: PipelineProfile) -> float:
-    """Return the energy that a merge adds: the instructions run faster, and the rank then waits longer."""
+    """Return the energy added by a merge: some instructions run faster, and the rank then waits longer."""
     slower = min(segments[left], segments[left + 1], key=lambda segment: segment.sm_clock_mhz)
     clock_mhz = max(segments[left].sm_clock_mhz, segments[left + 1].sm_clock_mhz)
     waiting_w = profile.blocking_power_w

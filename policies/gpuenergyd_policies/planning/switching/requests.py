@@ -1,30 +1,30 @@
-"""Clock requests for a plan, timed so that a late clock costs energy and never time.
+"""Clock requests for a plan, timed such that a late clock costs energy but no time.
 
-Theory of operation. A clock requested at time t takes effect at t + L. On the planned timeline let the *required clock*
-at t be the lowest one that is fast enough for every instruction that runs in [t, t + L]: whatever is requested then is
-never too slow when it takes effect. It rises L before a faster instruction begins and falls when a slower one begins,
-so a raise is requested early and a reduction late. Each request is tied to the last instruction that has begun by then,
-as an offset from its begin.
+Theory of operation. A clock requested at time t takes effect at t + L. On the planned timeline, the *required clock* at
+t is the lowest one that is fast enough for every instruction running in [t, t + L]: whatever is requested then is never
+too slow when it takes effect. It rises L before a faster instruction begins and falls when a slower one begins, so a
+raise is requested early and a reduction late. Each request is tied to the last instruction that has begun by then, as
+an offset from its start.
 
-The result is never slower than the plan. Suppose everything so far began no later than planned. Then each request is
-made no later than planned, so from the planned start of an instruction on, a fast enough clock is in effect, because
-reductions wait for a later instruction to begin. A head start is kept. So the instruction ends no later than planned,
-by induction over the graph. One rule is required of the process that carries changes out: a change never overrides one
-that stands later in program order and was requested before.
+The result is never slower than the plan. Suppose everything up to now began no later than planned. Then each request is
+made no later than planned. From the planned start of an instruction on, a fast enough clock is therefore in effect,
+because reductions wait for a later instruction to begin. Starting early does no harm. So the instruction ends no later
+than planned, by induction over the graph. The process that makes the changes must follow one rule: a change never
+overrides one that is later in program order and was requested before.
 
-The sequence is cyclic: clocks for the first instructions are requested at the end of the previous iteration, and the
-first instruction always carries a change of its own, so that one lost record is corrected within an iteration.
+The sequence is cyclic: clocks for the first instructions are requested at the end of the previous iteration. The first
+instruction always has a change of its own, so that one lost message is corrected within an iteration.
 
-An instruction can carry two changes, an immediate one and a delayed one, which replace those of the instruction before.
-So delayed changes of one instruction are merged into the earliest and highest, and a change that might replace a
-delayed one still to come repeats the clock that is due by now.
+An instruction can have two changes, an immediate one and a delayed one, which replace those of the instruction before.
+Delayed changes of one instruction are therefore merged into the earliest time and the highest clock. A change that
+might replace a pending delayed one repeats the clock that should be in force by now.
 
-L is specific to a rank and to the clock that is raised to: the longest latency of raises to it from other clocks of the
-plan. A clock with a longer L may be requested before one that is needed earlier; then the higher of both is required
-from there on. A request replaces one that has not taken effect, so a raise that would replace a lower one
-which is still needed takes its place. The latency of reductions plays no part in the timing, only in the result. The
-driver sets one GPU of a host at a time, so a raise may wait for calls that set others; where that happens on the
-planned timeline, the rank's leads grow by the longest such wait.
+L depends on the rank and on the target clock: it is the longest latency of raises to that clock from other clocks of
+the plan. A clock with a longer L may be requested before one that is needed earlier; from then on the higher of both is
+required. A request replaces one that has not taken effect, so a raise that would replace a lower one still needed
+is requested in its place. The latency of reductions does not affect the timing, only the result. The driver changes
+one GPU of a host at a time, so a raise may wait for calls for other GPUs; where that happens on the planned
+timeline, the rank's leads grow by the longest such wait.
 """
 
 from bisect import bisect_right
@@ -42,7 +42,7 @@ from gpuenergyd.core.pipeline.timeline import Span, Timeline
 from gpuenergyd_policies.planning.switching.driver_queue import QueuedClockCall, driver_waits_s
 
 Latency = float | Sequence[SwitchLatency]
-"""Seconds from a request for any clock until it takes effect, or the latency of each rank's GPU."""
+"""Time in s from any clock request until it takes effect, or the latency of each rank's GPU."""
 PlannedClocks = frozenset[tuple[InstructionClass, int]]
 """Instruction classes with their planned clocks."""
 _RequiredClock = Callable[[PlannedClocks], int]
@@ -56,10 +56,10 @@ def clock_changes(
     latency: Latency,
     profile: PipelineProfile | None = None,
 ) -> tuple[tuple[ClockChange, ...], ...]:
-    """Return, per rank, the clock changes that carry out a plan: raises ahead of need, reductions at the begin.
+    """Return, per rank, the clock changes that carry out a plan: early raises, and reductions as instructions begin.
 
-    `planned` has every clock in effect in time. The profile tells clocks that are higher yet slower; without it a
-    higher clock counts as faster.
+    In `planned` every clock is in effect in time. The profile identifies clocks that are higher but slower; without it,
+    a higher clock is assumed to be faster.
     """
     latencies = rank_latencies(latency, planned.num_ranks)
     spans_of = planned.spans_of_ranks()
@@ -67,7 +67,7 @@ def clock_changes(
         raise_leads_s(own, {sm_clocks_mhz[span.instruction] for span in spans})
         for own, spans in zip(latencies, spans_of, strict=True)
     ]
-    # Windows of the same instructions recur within an iteration, on all ranks and in all rounds.
+    # The same groups of instructions recur within an iteration, on all ranks and in all rounds.
     required_clock = cache(partial(fast_enough_clock, profile=profile))
     waits_s = [0.0] * planned.num_ranks
     for _ in range(_QUEUE_ROUNDS):
@@ -96,18 +96,18 @@ def rank_latencies(latency: Latency, num_ranks: int) -> tuple[SwitchLatency, ...
 
 
 def longest_lead_s(latency: SwitchLatency, sm_clocks_mhz: Collection[int]) -> float:
-    """Return how long ahead raises between these clocks are requested at most.
+    """Return the longest lead with which raises between these clocks are requested.
 
-    A plan without raises uses the latency of raises in general.
+    A plan without raises uses the general latency of raises.
     """
     return max(raise_leads_s(latency, sm_clocks_mhz).values(), default=max(latency.stall_s, latency.raise_s))
 
 
 def raise_leads_s(latency: SwitchLatency, sm_clocks_mhz: Collection[int]) -> dict[int, float]:
-    """Return how long ahead each of these clocks is requested, if it is a raise from another one.
+    """Return how far ahead each of these clocks is requested, if it is a raise from another one.
 
-    The lead is at least the stall of a call: it is over when the faster instruction begins. The lowest clock, which
-    nothing is raised to, has the longest lead of the others.
+    The lead is at least the stall of a call, which must be over when the faster instruction begins. The lowest clock
+    is never the target of a raise and gets the longest lead of the others.
     """
     ordered = sorted(sm_clocks_mhz)
     leads_s = {
@@ -148,11 +148,11 @@ def longest_raise_waits_s(
 def expected_late_s(
     changes: Sequence[Sequence[ClockChange]], profile: PipelineProfile, latencies: Sequence[SwitchLatency]
 ) -> float:
-    """Return the time that an iteration is expected to lose to raises that take far longer than their lead.
+    """Return the time that an iteration is expected to lose to raises that take much longer than their lead.
 
-    A raise is requested its late (90th percentile) latency ahead. The rest of the distribution has a long tail on some
-    GPUs (arXiv 2502.20075): until such a raise takes effect, instructions run at the clock before. Every raise adds the
-    mean excess times the share of speed that it is about, as if no rank had slack: an upper estimate.
+    The lead of a raise is its late (90th percentile) latency. Beyond it, the distribution has a long tail on some GPUs
+    (arXiv 2502.20075): until such a raise takes effect, instructions run at the previous clock. Every raise adds the
+    mean excess times its relative speed-up, as if no rank had slack, so this is an upper estimate.
     """
     late_s = 0.0
     for pp_rank, (own, latency) in enumerate(zip(changes, latencies, strict=True)):
@@ -172,7 +172,7 @@ def expected_late_s(
 
 @dataclass(frozen=True, slots=True)
 class TimedRequest:
-    """Request for a clock `offset_s` after the begin of the instruction at this position of the rank's order."""
+    """Request for a clock `offset_s` after the start of the instruction at this position in the rank's order."""
 
     position: int
     offset_s: float
@@ -215,13 +215,13 @@ def _required_clocks(
     leads_s: Sequence[float],
     required_clock: _RequiredClock,
 ) -> list[TimedRequest]:
-    """Return every change of the required clock within one period, in order; the first is tied to the first begin.
+    """Return every change of the required clock within one period, in order; the first is tied to the first start.
 
-    `leads_s` are by position, as the spans.
+    `leads_s` are in the order of the spans.
     """
-    # A moment is (position it is tied to, offset) -> planned time. The required clock may fall at a begin and rise one
-    # lead ahead of a begin; leads that reach before the first begin belong to the end of the previous iteration. A
-    # moment after the end of the last instruction is tied to that end and keeps its time.
+    # Moments map (position, offset) to planned time. The required clock may fall when an instruction begins, and rise
+    # one lead before; leads that reach before the first start belong to the end of the previous iteration. A moment
+    # after the end of the last instruction is tied to that end and keeps its time.
     moments = {(k, 0.0): span.start_s for k, span in enumerate(spans)}
     first_s = spans[0].start_s
     starts_s = [span.start_s for span in spans]
@@ -256,9 +256,9 @@ def _required_clocks(
 def leads_without_replaced_raises_s(
     spans: Sequence[Span], sm_clocks_mhz: Sequence[int], leads_s: Mapping[int, float], *, iteration_time_s: float
 ) -> list[float]:
-    """Return the lead of each position, so that no raise is replaced by a higher one before it takes effect.
+    """Return the lead of each position, such that no raise is replaced by a higher one before it takes effect.
 
-    A higher clock that would be requested while a raise to a lower one is still under way is needed together with it.
+    A higher clock that would be requested while a lower raise is still pending is requested together with it.
     """
     n = len(spans)
     found_s = [leads_s[clock] for clock in sm_clocks_mhz]
@@ -266,7 +266,7 @@ def leads_without_replaced_raises_s(
     for k in range(n - 1, -1, -1):
         needed_s = spans[k].start_s
         if sm_clocks_mhz[k] <= sm_clocks_mhz[k - 1]:
-            continue  # no raise
+            continue  # not a raise
         for at in range(k + 1, k + n):
             j = at % n
             start_s = spans[j].start_s + (iteration_time_s if at >= n else 0.0)
@@ -318,13 +318,13 @@ def fast_enough_clock(planned: PlannedClocks, profile: PipelineProfile | None) -
 
     candidates = sorted({o.sm_clock_mhz for key, _ in planned for o in profile[key].options})
     if at_least_mhz in candidates and worst_stretch(at_least_mhz) <= 1.0:
-        return at_least_mhz  # as almost always: no other clock needs a look
+        return at_least_mhz  # the usual case: no other clock has to be checked
     fast_enough = [c for c in candidates if worst_stretch(c) <= 1.0]
     return min(fast_enough) if fast_enough else min(candidates, key=worst_stretch)
 
 
 def merge_per_instruction(requests: Sequence[TimedRequest]) -> list[TimedRequest]:
-    """Leave each instruction at most one immediate and one delayed request; earlier and higher is always safe."""
+    """Keep at most one immediate and one delayed request per instruction; earlier and higher is always safe."""
     result: list[TimedRequest] = []
     for position, group in groupby(requests, key=lambda request: request.position):
         own = list(group)
@@ -341,7 +341,7 @@ def merge_per_instruction(requests: Sequence[TimedRequest]) -> list[TimedRequest
 def naive_changes(
     graph: DependencyGraph, sm_clocks_mhz: Mapping[Instruction, int]
 ) -> tuple[tuple[ClockChange, ...], ...]:
-    """Return, per rank, a change at the begin of each instruction whose clock differs, late by the full latency."""
+    """Return, per rank, a change at the start of each instruction whose clock differs; each is late by its latency."""
     changes: list[list[ClockChange]] = [[] for _ in range(graph.num_ranks)]
     for instruction in graph.instructions:
         rank_changes = changes[instruction.pp_rank]

@@ -1,15 +1,15 @@
 """Plans with few clock changes: at most K clock segments per rank and iteration, with switch latency.
 
-Theory of operation. A reduction takes effect one latency after it is requested, so the head of a slow segment still
-runs fast. That costs energy and gains time, which the plan spends elsewhere. Segments are therefore evaluated by what
-an iteration takes and costs when each reduction arrives one latency after its segment begins and each raise, requested
-ahead of time, arrives when it is needed: exactly what `requests` carries out.
+Theory of operation. A reduction takes effect one latency after it is requested, so the start of a slow segment still
+runs fast. That costs energy and gains time, which the plan uses elsewhere. Segments are therefore evaluated by the time
+and energy of an iteration in which each reduction arrives one latency after its segment begins and each raise,
+requested early, arrives when it is needed. This is exactly what `requests` implements.
 
 The search starts from the cheapest segmentation under the dual prices of the continuous optimum: instruction i at
-clock c costs energy - blocking power * time + price_i * time, and a dynamic program over (instruction, segments so far,
-clock) finds the best K segments of each rank on its own. Since ranks interact, simulated annealing over clocks and
+clock c costs energy - blocking power * time + price_i * time, and a dynamic program over (instruction, segments used,
+clock) finds the best K segments of each rank separately. Since ranks interact, simulated annealing over clocks and
 boundaries follows (Kirkpatrick et al. 1983), with a penalty for overtime that grows while the temperature falls; a
-fixed seed makes it repeatable. The last restart begins with the best segments so far, at a lower temperature. The
+fixed seed makes it repeatable. The last restart begins with the best segments found, at a lower temperature. The
 result is simulated again by independent code and must meet the deadline.
 """
 
@@ -44,9 +44,9 @@ from gpuenergyd_policies.planning.switching.simulation import SimulatedIteration
 _ROUNDING = 1e-9
 RESTARTS = 3
 LAST_COOLER = 4
-"""How much lower the temperature is of the last restart, which begins with the best segments so far."""
+"""Factor by which the temperature of the last restart is lower; it begins with the best segments found."""
 SEED = 1
-"""Restarts use consecutive seeds; a fixed one gives the same plan for the same input."""
+"""Restarts use consecutive seeds; fixed seeds give the same plan for the same input."""
 STEPS = 250_000 if IS_COMPILED else 800
 """Annealing steps of one restart; plain Python is much slower."""
 TEMPERATURE_RATIO = 5e-4
@@ -55,7 +55,7 @@ TEMPERATURE_RATIO = 5e-4
 
 @dataclass(frozen=True, slots=True)
 class SegmentedPlan:
-    """Clocks in at most K segments per rank, the clock changes that carry them out, and the result with latency."""
+    """Clocks in at most K segments per rank, the clock changes that set them, and the simulated result with latency."""
 
     sm_clocks_mhz: tuple[int, ...]
     planned: Timeline
@@ -76,7 +76,7 @@ def plan_segments(
 ) -> SegmentedPlan | None:
     """Return the cheapest plan found with at most `max_segments` segments per rank, None if none meets the deadline.
 
-    The search starts from the prices of `solved`, the plan without segments for the same deadline, and takes so many
+    The search starts from the prices of `solved`, the plan without segments for the same deadline, and makes `steps`
     steps per restart. With `forced` the time until the deadline passes anyway, so waiting costs nothing extra.
     """
     search = SegmentSearch(graph, profile, latency=latency, max_segments=max_segments)
@@ -113,7 +113,7 @@ def plan_segments(
 
 
 class SegmentSearch:
-    """Search for clock segments of one pipeline; clock c of rank r is the c-th of that rank's, lowest first."""
+    """Search for clock segments of one pipeline; clock c of rank r is the c-th in that rank's list, lowest first."""
 
     def __init__(
         self, graph: DependencyGraph, profile: PipelineProfile, *, latency: Latency, max_segments: int
@@ -161,7 +161,7 @@ class SegmentSearch:
         )
 
     def full_speed(self) -> Segments:
-        """Return one segment per rank at its highest clock, which needs no clock change at all."""
+        """Return one segment per rank at its highest clock, which needs no clock change."""
         first = self._pipeline.first
         bounds: list[int] = []
         clocks: list[int] = []
@@ -203,7 +203,7 @@ class SegmentSearch:
         return best if cost_j < math.inf else None
 
     def iteration(self, clocks: Sequence[int]) -> tuple[list[float], tuple[float, float, float]]:
-        """Return finishes of all nodes at these clocks (by position), and iteration time, energy and busy time."""
+        """Return the finish of each node at these clock indices, and the iteration time, energy and busy time."""
         self._work.planned[:] = ints(clocks)
         totals = run_iteration(self._pipeline, self._work)
         return list(self._work.finish), totals

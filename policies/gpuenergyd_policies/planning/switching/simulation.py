@@ -1,4 +1,4 @@
-"""Simulator of iterations whose clocks change late: what clock changes cost in time and energy."""
+"""Simulator of iterations whose clocks change late: the cost of clock changes in time and energy."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -32,13 +32,13 @@ class SimulatedIteration:
     iteration_time_s: float
     energy_j: float
     driver_busy_s: float = 0.0
-    """Time for which the calls of the iteration occupy the driver."""
+    """Time for which the iteration's calls occupy the driver."""
     waiting_energy_j: float = 0.0
     """Energy of waits at the clocks in force; 0 if waiting costs the same at all clocks."""
     waiting_s: float = 0.0
-    """Time of these waits, of all ranks together."""
+    """Total time of these waits on all ranks."""
     shortest_dwell_ratio: float = math.inf
-    """Shortest time from a request for a clock to the next one for the GPU, in typical latencies of the former."""
+    """Shortest time between two requests for the same GPU, in typical latencies of the first one."""
 
 
 def simulate_switching(
@@ -49,12 +49,12 @@ def simulate_switching(
     latency: Latency,
     num_iterations: int = 3,
 ) -> SimulatedIteration:
-    """Return the last of several iterations in a row, each clock in effect after its typical latency.
+    """Return the last of several successive iterations, with each clock in effect after its typical latency.
 
-    An instruction under way continues at the speed and power of the new clock; a call stops it for the stall of the
-    GPU's latency, at the power of waiting. Iterations are joined by a barrier.
-    Every rank starts at the highest clock of its first instruction. If driver calls take time, the iterations run a
-    second time with the waits for the driver that the first run shows.
+    A running instruction continues at the speed and power of the new clock; a call stops it for the stall of the GPU's
+    latency, at waiting power. A barrier separates iterations. Every rank starts at the highest clock of its first
+    instruction. If driver calls take time, the iterations run a second time with the waits for the driver found in the
+    first run.
     """
     simulation = _Simulation(graph, profile, changes, rank_latencies(latency, graph.num_ranks))
     simulated = simulation.run({}, num_iterations)
@@ -68,11 +68,11 @@ def simulate_switching(
 
 _ChangeKey = tuple[Instruction, float]
 _NO_CHANGE_S = -1.0
-"""Latency of a request for the clock that was requested before: it has no effect."""
+"""Latency of a request for the clock already requested, which has no effect."""
 
 
 class _Simulation:
-    """Iterations in a row on simulated GPUs, and the driver calls made in the last of them."""
+    """Successive iterations on simulated GPUs, and the driver calls made in the last of them."""
 
     def __init__(
         self,
@@ -90,23 +90,23 @@ class _Simulation:
         """All changes in the order in which nodes run."""
         self._first_change = [0, *accumulate(map(len, of_nodes))]
         self._requested = [(change.instruction.pp_rank, change.sm_clock_mhz) for change in self._changes]
-        """The rank and the clock of each change."""
+        """Rank and clock of each change."""
         self._rank_of = np.array([rank for rank, _ in self._requested], dtype=np.int64)
         first_class = {graph.instructions[v].pp_rank: c for v, c in reversed(list(enumerate(graph.class_of)))}
         self._first_mhz = {rank: profile[graph.classes[c]].at_max_clock.sm_clock_mhz for rank, c in first_class.items()}
-        """The clock that each rank starts at."""
+        """Clock at which each rank starts."""
         self._clocks = sorted({*self._requested, *self._first_mhz.items()})
-        """Each rank with each clock that it may run at."""
+        """(Rank, clock) pairs for all clocks at which a rank may run."""
         self._place_of = {own: place for place, own in enumerate(self._clocks)}
         self._pipeline = _pipeline(graph, profile, self._clocks)
         finish, duration, energy = (floats(np.zeros(len(graph.instructions))) for _ in range(3))
         self._nodes = SimulatedNodes(finish, duration, energy, due=floats(np.zeros(len(self._changes))))
         self._before_mhz: list[int] = []
-        """The clock requested before each change of the last iteration."""
+        """Clock requested before each change of the last iteration."""
         self._latencies_s: list[float] = []
 
     def run(self, wait_of: Mapping[_ChangeKey, float], num_iterations: int) -> SimulatedIteration:
-        """Return the last of so many iterations, in which requests wait this long for the driver."""
+        """Return the last of `num_iterations` iterations, in which requests wait for the driver as given."""
         changes = self._changes
         waits_s = [wait_of.get((c.instruction, c.offset_s), 0.0) for c in changes] if wait_of else [0.0] * len(changes)
         requested = RequestedClocks(
@@ -120,7 +120,7 @@ class _Simulation:
         in_force_mhz = dict(self._first_mhz)
         iteration_time_s = waiting_j = 0.0
         for number in range(num_iterations):
-            if number < 2:  # later iterations begin as the second one does
+            if number < 2:  # later iterations begin like the second one
                 self._set_latencies(in_force_mhz)
                 requested = requested._replace(latency=floats(self._latencies_s))
             iteration_time_s, waiting_j = simulate_iteration(
@@ -129,7 +129,7 @@ class _Simulation:
         return self._simulated(iteration_time_s, waiting_j)
 
     def calls(self) -> list[tuple[_ChangeKey, QueuedClockCall]]:
-        """Return the driver calls of the last iteration, each with the change that it carries out."""
+        """Return the driver calls of the last iteration, each with the change that it makes."""
         calls = []
         for change, due_s, before_mhz, latency_s in zip(
             self._changes, self._nodes.due, self._before_mhz, self._latencies_s, strict=True
@@ -142,7 +142,7 @@ class _Simulation:
         return calls
 
     def _set_latencies(self, in_force_mhz: dict[int, int]) -> None:
-        """Set what each change replaces and its typical latency; `in_force_mhz` is brought to the iteration's end."""
+        """Set each change's previous clock and typical latency; update `in_force_mhz` to the end of the iteration."""
         known_s: dict[tuple[int, int, int], float] = {}
         self._before_mhz, self._latencies_s = [], []
         for rank, mhz in self._requested:
@@ -156,7 +156,7 @@ class _Simulation:
             self._latencies_s.append(latency_s)
 
     def _initial_states(self, num_iterations: int) -> ClockStates:
-        """Return GPUs at their first clocks, with room for all changes of so many iterations."""
+        """Return GPUs at their first clocks, with memory for all changes of this number of iterations."""
         num_ranks = self._graph.num_ranks
         num_changes = num_iterations * np.bincount(self._rank_of, minlength=num_ranks)
         room_from = np.cumsum(num_changes) - num_changes
@@ -227,7 +227,7 @@ def _pipeline(graph: DependencyGraph, profile: PipelineProfile, clocks: Sequence
 def _shortest_dwell_ratio(
     rank_of: IntArray, due_s: FloatArray, latency_s: FloatArray, iteration_time_s: float
 ) -> float:
-    """Return the shortest time between requests for one GPU, in latencies; the first of the next iteration counts."""
+    """Return the shortest time between requests for one GPU, in latencies, including the next iteration's first."""
     order = np.lexsort((latency_s, due_s, rank_of))
     order = order[latency_s[order] != _NO_CHANGE_S]
     rank_of, due_s, latency_s = rank_of[order], due_s[order], latency_s[order]

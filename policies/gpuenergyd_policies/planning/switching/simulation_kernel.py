@@ -1,7 +1,7 @@
 """Compiled simulation of iterations in which clock changes take effect late.
 
-Clocks are positions in a list of all ranks' clocks. Changes are numbered in the order of the walk over the nodes: those
-of the i-th node of this order are first_change[i] to first_change[i + 1].
+Clocks are indices into a list of all ranks' clocks. Changes are numbered in the order in which nodes are visited: those
+of the i-th node in this order are first_change[i] to first_change[i + 1].
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from gpuenergyd_policies.planning.compiled import compiled
 class SimulatedPipeline(NamedTuple):
     """A pipeline: nodes in program order, `order` is a topological one; predecessors of v at pred[v]:pred[v + 1].
 
-    Node v at clock c takes times[row[v] + c - first_clock[rank[v]]], and as much of `energies`.
+    Node v at clock c takes times[k] and energies[k] with k = row[v] + c - first_clock[rank[v]].
     """
 
     order: list[int]
@@ -26,13 +26,13 @@ class SimulatedPipeline(NamedTuple):
     energies: list[float]
     first_clock: list[int]
     waiting_power: list[float]
-    """Power of a waiting GPU by clock; without any elements waits are not charged."""
+    """Power of a waiting GPU by clock; if empty, waits are not charged."""
 
 
 class RequestedClocks(NamedTuple):
-    """Clock changes by number: offset from the begin of their node, clock, wait for the driver, typical latency.
+    """Clock changes by number: offset from the start of their node, clock, wait for the driver, typical latency.
 
-    A change to the clock that was requested before has a negative latency and no effect.
+    A change to the clock already requested has a negative latency and no effect.
     """
 
     first_change: list[int]
@@ -46,7 +46,7 @@ class ClockStates(NamedTuple):
     """State of the GPUs by rank: the clock in force, and when the rank's last node ended.
 
     Changes of rank r that have not taken effect are pending_first[r] to pending_end[r] in `pending_at` and
-    `pending_clock`, calls whose stall is still to come in `stalled_at`; both are in the order of time.
+    `pending_clock`; calls whose stall is still to come are in `stalled_at`. Both are sorted by time.
     """
 
     clock: list[int]
@@ -59,11 +59,11 @@ class ClockStates(NamedTuple):
     stall_end: list[int]
     stalled_at: list[float]
     stall: list[float]
-    """How long a call stops the rank's work."""
+    """How long a call stalls the rank's work."""
 
 
 class SimulatedNodes(NamedTuple):
-    """Result by node: its end, time and energy; and by change: when it was due, in the last iteration."""
+    """Results of the last iteration: end, time and energy of each node, and the scheduled time of each change."""
 
     finish: list[float]
     duration: list[float]
@@ -114,7 +114,7 @@ def simulate_iteration(
 def _request(
     changes: RequestedClocks, states: ClockStates, nodes: SimulatedNodes, change: int, r: int, begin: float
 ) -> None:
-    """Request a clock; pending changes that would come later are dropped."""
+    """Request a clock, and drop pending changes that would take effect later."""
     due = begin + changes.offset[change]
     nodes.due[change] = due
     if changes.latency[change] < 0.0:
@@ -138,7 +138,7 @@ def _request(
 
 @compiled
 def _wait(states: ClockStates, waiting_power: list[float], r: int, until: float) -> float:
-    """Let a rank wait since its last node's end, and return the energy at the clocks in force."""
+    """Let a rank wait from its last node's end, and return the energy at the clocks in force."""
     now = states.idle_since[r]
     energy = 0.0
     first = states.pending_first[r]
@@ -161,7 +161,7 @@ def _run(
     v: int,
     begin: float,
 ) -> None:
-    """Run one node; it continues at the speed and power of each clock that takes effect meanwhile."""
+    """Run one node; it continues at the speed and power of each clock that takes effect during it."""
     r = pipeline.rank[v]
     row = pipeline.row[v] - pipeline.first_clock[r]
     now = begin
@@ -170,7 +170,7 @@ def _run(
     while True:
         stalled = states.stall_first[r]
         while stalled < states.stall_end[r] and states.stalled_at[stalled] <= now:
-            # Of a call before this node, only what is left of its stall delays it.
+            # If the call was made before this node, only the rest of its stall delays the node.
             then = max(now, states.stalled_at[stalled] + states.stall[r])
             energy += stalled_power * (then - now)
             now = then

@@ -1,15 +1,15 @@
-"""Waits of a plan: what they cost at the clock in force, and clocks lowered in those that are long enough.
+"""Waits of a plan: their energy at the clock in force, and lower clocks during waits that are long enough.
 
-Theory of operation. A GPU keeps the clock of the instruction before a wait. Where power falls with the clock, a wait is
-cheaper at the clock of least power, if there is time to reach it and to be back when the next instruction begins: it is
-requested at the end of the instruction before the wait, and the clock in use at the begin of the next one is requested
-one latency ahead of that begin. The wait at the end of an iteration and the one at the begin of the next are one. A
-wait so lowered costs no time as long as the next instruction does not begin earlier than planned, which is simulated.
+Theory of operation. A GPU keeps the previous instruction's clock during a wait. If power falls with the clock, a wait
+is cheaper at the clock of least power, provided there is time to reach it and return before the next instruction
+begins. The low clock is requested at the end of the instruction before the wait, and the next instruction's clock one
+latency before it begins. The wait at the end of an iteration and the one at the start of the next are a single wait. A
+lowered wait costs no time unless the next instruction begins earlier than planned, which is simulated.
 
-In a running job (`WaitRules.of_running_job`) the wait between two iterations is left alone, since optimizers and other
-work that the graph does not hold run there. The instruction after a lowered wait requests its clock when it begins, in
-case that it does so before it was planned to. And where a wait is too short to be lowered, a slower clock that the next
-instruction runs at is requested at its begin already: the change and the stall of its call fall into the wait.
+In a running job (`WaitRules.of_running_job`) the clock is not lowered between two iterations, because optimizers and
+other work outside the graph run there. The instruction after a lowered wait requests its clock again when it begins, in
+case it begins earlier than planned. If a wait is too short to be lowered, a lower clock for the next instruction is
+requested when the wait begins, so that the change and the stall of its call happen during the wait.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,26 +28,26 @@ from gpuenergyd_policies.planning.switching.simulation import SimulatedIteration
 _SHORTEST_S = 1e-9
 _ROUNDING = 1e-9
 MARGIN_RATIOS = (0.0, 0.05, 0.15, 0.4)
-"""Shares of a wait by which the clock is back before the next instruction is planned to begin."""
+"""Share of a wait by which the clock is restored before the planned start of the next instruction."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitRules:
-    """Which waits are lowered, and how early the clock is back."""
+    """Which waits are lowered, and how early the clock is restored."""
 
     margin_ratio: float = 0.0
-    """Share of a wait by which the clock is back before the next instruction is planned to begin."""
+    """Share of a wait by which the clock is restored before the planned start of the next instruction."""
     margin_s: float = 0.0
-    """The same as a time, beyond the share. In a running job also how long after its planned begin a wait is lowered:
-    the call must not stop an instruction that ends a little late."""
+    """Additional time by which the clock is restored early. In a running job also the delay after the planned start of
+    a wait before it is lowered, so that the call does not stop an instruction that ends a little late."""
     least_saved_j: float = 0.0
-    """Energy that a wait must save to be lowered."""
+    """Minimum energy that lowering a wait must save."""
     of_running_job: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedWaits:
-    """Energy of a plan's waits at the clock in force and with clocks lowered, and the waits that are lowered."""
+    """Energy of a plan's waits at the clock in force and with lowered clocks, and the waits that are lowered."""
 
     in_force_j: float
     lowered_j: float
@@ -64,7 +64,7 @@ class _PlannedWait:
 
 
 def planned_waits(planned: Timeline, sm_clocks_mhz: Mapping[Instruction, int], power: WaitingPower) -> PlannedWaits:
-    """Return the waits of a plan on its timeline, on GPUs whose clocks change at once."""
+    """Return the waits of a plan on its timeline, for GPUs whose clocks change instantly."""
     in_force_j = lowered_j = total_s = 0.0
     lowered: list[LoweredWait] = []
     for rank in range(planned.num_ranks):
@@ -92,7 +92,7 @@ def with_lowered_waits(
 ) -> tuple[tuple[tuple[ClockChange, ...], ...], tuple[LoweredWait, ...]]:
     """Return clock changes with waits lowered where that saves energy, and these waits.
 
-    Requests that a plan makes during a wait are replaced by one for the clock in use at its end.
+    Requests that a plan makes during a lowered wait are replaced by one for the clock in use at its end.
     """
     result: list[tuple[ClockChange, ...]] = []
     all_lowered: list[LoweredWait] = []
@@ -108,7 +108,7 @@ def with_lowered_waits(
                 continue
             begin_s = wait.before.end_s
             end_s = begin_s + wait.duration_s
-            # The wait at the end of an iteration goes on in the next one.
+            # The wait at the end of an iteration continues in the next one.
             cyclic = [
                 (moment_s + shift_s, k, change)
                 for k, (moment_s, change) in enumerate(moments)
@@ -152,9 +152,9 @@ def lowered_waits(
     *,
     latency: Latency,
 ) -> tuple[tuple[tuple[ClockChange, ...], ...], SimulatedIteration, tuple[LoweredWait, ...]]:
-    """Return changes, simulated iteration and lowered waits; those given, and no waits, if that would cost time.
+    """Return changes, simulated iteration and lowered waits; unchanged and without waits if lowering costs time.
 
-    An instruction that begins earlier than planned would find its clock late, so several margins are tried.
+    An instruction that begins earlier than planned would find its clock still low, so several margins are tried.
     """
     assert profile.waiting_power is not None
     best: tuple[tuple[tuple[ClockChange, ...], ...], SimulatedIteration, tuple[LoweredWait, ...]]
@@ -171,7 +171,7 @@ def lowered_waits(
 
 
 def _waits(planned: Timeline, rank: int) -> Iterator[_PlannedWait]:
-    """Yield the waits of a rank; the last one goes on at the begin of the next iteration."""
+    """Yield the waits of a rank; the last one continues into the next iteration."""
     spans = planned.rank_spans(rank)
     for k, before in enumerate(spans):
         after = spans[(k + 1) % len(spans)]
@@ -189,7 +189,7 @@ def _lowered(
     latency: SwitchLatency,
     rules: WaitRules,
 ) -> LoweredWait | None:
-    """Return how a wait is lowered, None if it is too short or nothing would be saved."""
+    """Return how a wait is lowered; None if it is too short or nothing would be saved."""
     low_mhz = power.cheapest_clock_mhz
     if low_mhz >= before_mhz or power.at(low_mhz) >= power.at(before_mhz):
         return None

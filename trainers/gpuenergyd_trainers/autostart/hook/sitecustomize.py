@@ -1,7 +1,7 @@
-"""The hook that `gpuenergyd run` adds to every Python process; it then runs the sitecustomize that it hides.
+"""The hook that `gpuenergyd run` adds to every Python process; it then runs the sitecustomize that it hides, if any.
 
-The process may use any version of Python: this file must be valid Python 3.6 (quoted annotations), fast, and never
-raise.
+The process may use any version of Python, so this file must be valid Python 3.6 (with quoted annotations). It must be
+fast and never raise.
 """  # noqa: INP001  Python finds it in this folder by its name, in no package
 
 import os
@@ -9,7 +9,7 @@ import sys
 
 
 class _ProjectFinder:
-    """The last finder: finds this project's packages, and no others, where the command is installed."""
+    """A finder, the last in the list, that finds only this project's packages, in the installation of the command."""
 
     def __init__(self, roots: "list[str]") -> None:
         self.roots = roots
@@ -49,6 +49,6 @@ sys.path[:] = [entry for entry in sys.path if entry != _here]
 if sys.version_info >= (3, 11):  # noqa: UP036  any Python runs this file
     try:  # noqa: SIM105  contextlib would be loaded for nothing else
         _watch()
-    except Exception:  # noqa: BLE001, S110  the program runs as ever
+    except Exception:  # noqa: BLE001, S110  the program runs as without the hook
         pass
 _run_hidden_sitecustomize()
