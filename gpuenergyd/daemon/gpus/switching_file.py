@@ -1,7 +1,7 @@
 """Measured clock changes on disk, so that a restarted daemon knows the switch latencies of its GPUs.
 
-Latencies depend on the GPU model and on the driver, so changes are kept by both; those of another driver version are
-not used.
+Latencies depend on the GPU model and the driver. Changes are kept by both, and those measured under another driver
+version are not used.
 """
 
 import logging
@@ -56,7 +56,7 @@ class SwitchingFile:
         self._written = b""
 
     def read(self) -> tuple[SavedSwitches, ...]:
-        """Return what earlier daemons measured; nothing if there is no usable file."""
+        """Return what earlier daemons measured; empty if there is no usable file."""
         try:
             with self._path.open("rb") as file:
                 body = file.read(_MAX_BYTES + 1)
