@@ -18,7 +18,7 @@ _SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
 class PlannedClockRequest(NamedTuple):
-    """The request of an instruction under a plan."""
+    """The clock request that a plan contains for one instruction; call it to send it."""
 
     sender: "ClockSender"
     plan: PreparedPlan
@@ -29,28 +29,28 @@ class PlannedClockRequest(NamedTuple):
         self.sender.request(self.plan, self.clocks)
 
     def datagram(self) -> Datagram | None:
-        """Return what is to be sent when the instruction begins; None if nothing can be sent."""
+        """Return the datagram to send when the instruction begins; None if nothing can be sent."""
         return self.sender.datagram(self.plan, self.clocks)
 
     def give_up_socket(self) -> None:
-        """Connect anew for later requests."""
+        """Use a new connection for later requests."""
         if self.sender.reporter is not None:
             self.sender.reporter.retire_clock_socket()
 
 
 class ClockSender:
-    """Requests of one rank, through the socket of its reporter, which is None before the rank has registered."""
+    """Sends the requests of one rank through its reporter's socket; `reporter` is None before registration."""
 
     def __init__(self) -> None:
         self.reporter: Reporter | None = None
         self.timetables = ReplayTimetables()
         self.num_dropped = 0
-        """Requests that could not be sent since the last report."""
+        """Number of requests since the last report that could not be sent."""
         self._sequence = itertools.count(1)
 
     @property
     def can_send(self) -> bool:
-        """Whether the daemon takes requests."""
+        """Whether a socket to the daemon is open."""
         return self.reporter is not None and self.reporter.clock_socket is not None
 
     def datagram(self, plan: PreparedPlan, clocks: PlannedClocks) -> Datagram | None:
@@ -81,7 +81,7 @@ class ClockSender:
         now_mono_ns = monotonic_ns()
         clocks = self.timetables.clocks(plan, begin_mono_ns)
         later = [clock for clock in clocks if clock.at_mono_ns > now_mono_ns]
-        # Before the first change, the last clock of the iteration before is in force: the same as of this one.
+        # Before the first change, the last clock of the previous iteration is in force, which is this iteration's, too.
         present = clocks[len(clocks) - len(later) - 1]
         first = later[0] if later else TimedClock(0, 0)
         head = self._pack(plan, present.sm_clock_mhz, first.sm_clock_mhz, first.at_mono_ns, now_mono_ns)
@@ -116,11 +116,11 @@ class ClockSender:
 
 
 _NUM_REPLAYS = 5
-"""Few, so that a drift is followed; several, so that a timetable covers the usual variation."""
+"""Few enough to follow a drift, and enough for a timetable to cover the usual variation."""
 
 
 class ReplayTimetables:
-    """Replays of one rank; used by one thread, the timer's."""
+    """Instruction times of one rank's recent graph replays; used only by the timer's thread."""
 
     def __init__(self) -> None:
         self._recent: deque[tuple[int, dict[InstructionKey, int]]] = deque(maxlen=_NUM_REPLAYS)
@@ -130,9 +130,9 @@ class ReplayTimetables:
         self._recent.append((plan_epoch, begins))
 
     def clocks(self, plan: PreparedPlan, begin_mono_ns: int) -> tuple[TimedClock, ...]:
-        """Return the clocks of a replay that begins at an instant; its highest one while the begins are not known.
+        """Return the clocks of a replay that begins at an instant; the plan's highest clock if no replay is known.
 
-        Replays under the same plan count, or else the newest one.
+        Instruction times come from replays under the same plan, else from the newest replay.
         """
         same_plan = [begins for epoch, begins in self._recent if epoch == plan.plan_epoch]
         replays = same_plan or [begins for _, begins in self._recent][-1:]
