@@ -146,7 +146,7 @@ class RampLimiter:
 
     @staticmethod
     def _begun(now_s: float, job: RampJob, readings: Mapping[str, GpuPower]) -> JobRamp:
-        """Return the ramp of a newly seen job, which has not begun, or was already running before this daemon started."""
+        """Return the ramp of a newly seen job, which has not begun, or was running before this daemon started."""
         if job.num_iterations:
             return JobRamp(RampStage.FREE, 1.0, job.num_iterations, now_s)
         return JobRamp(RampStage.RESTING, _lowest_ratio(job, readings), 0, now_s)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class IterationSample:
-    """One iteration under the arm's plan; it starts in seconds since 1970 UTC, and all GPUs' counters give its energy."""
+    """One iteration under the arm's plan; `begun_at_s` is in seconds since 1970 UTC, the energy is that of all GPUs."""
 
     index: int
     begun_at_s: float
