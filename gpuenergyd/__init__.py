@@ -16,7 +16,7 @@ __all__ = ["__version__", "job"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the client at its first use: most importers of this package are parts of the daemon."""
+    """Import the client at its first use, since most importers of this package are parts of the daemon."""
     if name == "job":
         from gpuenergyd.client.loop import job  # noqa: PLC0415  see the docstring
 

@@ -1,4 +1,4 @@
-"""Atomic replacement of small files: another process reads the old content or the new one, never half of it."""
+"""Atomic replacement of small files: another process reads either the old or the new content, never a mix."""
 
 import contextlib
 import os
@@ -14,13 +14,13 @@ def replace_file(
     is_durable: bool = False,
     is_locked: bool = False,
 ) -> None:
-    """Replace a file, by default readable by this user only, whatever the umask.
+    """Replace a file; whatever the umask, it is by default readable only by this user.
 
-    A durable one has its content also after a power failure. Where the caller's lock keeps other writers out, what a
-    killed writer left unfinished is replaced by the next one. The owner is a user and a group.
+    A durable file keeps its content after a power failure. If the caller holds a lock against other writers, set
+    `is_locked`: a temporary file left by a killed writer is then reused. `owner` is a user id and a group id.
 
     Raises:
-        OSError: the file cannot be written and the old one stays, or the new one may not survive a power failure.
+        OSError: the file cannot be written, and the old one stays; or the new one may not survive a power failure.
     """
     unfinished = path.with_name(f".{path.name}.{'unfinished' if is_locked else os.getpid()}")
     try:

@@ -1,8 +1,8 @@
-"""Counts in words: `1 rank`, `4 ranks`, `2 microbatches`; every output, error and log line uses it."""
+"""Counts with a noun in singular or plural: `1 rank`, `4 ranks`, `2 microbatches`; used in all output and errors."""
 
 
 def count_text(number: float, what: str) -> str:
-    """Return a number of things; `what` is one of them, such as `data-parallel rank`."""
+    """Return a number with its noun; `what` is the singular, such as `data-parallel rank`."""
     shown = number if isinstance(number, int) else f"{number:g}"
     return f"{shown} {what if number == 1 else _plural(what)}"
 

@@ -31,7 +31,7 @@ def read_key(path: Path) -> str:
 
 
 def require_private_key_file(path: Path) -> None:
-    """Check that a file which a library reads, a key in PEM, is one that only its owner can read.
+    """Check that a PEM key file, which a library reads, is readable only by its owner.
 
     Raises:
         CarbonDataError: the file is missing, readable by others, or not a regular file.

@@ -1,6 +1,6 @@
 """The form of log lines of all processes: `2026-03-02T12:20:00.123Z gpuenergyd: INFO: serving on ...` on stderr.
 
-Under systemd, whose journal keeps the time of each line, lines have none of their own.
+Under systemd, lines have no time, because its journal stores the time of each line.
 """
 
 import logging
@@ -15,7 +15,7 @@ _STDERR_FD = 2
 
 
 def configure_logging(program: str, level: int = logging.INFO, *filters: logging.Filter) -> None:
-    """Write log records from this level on to stderr, in the name of a program."""
+    """Write log records of at least this level to stderr, with a program's name."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_LineFormatter(program))
     for each in filters:
@@ -37,7 +37,7 @@ class _LineFormatter(logging.Formatter):
         self._program = program
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  the name that logging calls it by
-        """Indent further lines of a message: no text inside it can pass for a line of its own."""
+        """Indent further lines of a message, so that no text inside it can be taken for a separate log line."""
         return "\n  | ".join(map(printable_line, super().formatMessage(record).split("\n")))
 
     def format(self, record: logging.LogRecord) -> str:

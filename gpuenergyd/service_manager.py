@@ -31,7 +31,7 @@ def notify(state: str) -> None:
 
 
 def watchdog_period_s() -> float | None:
-    """Return half the watchdog limit of this process's unit, None without a watchdog."""
+    """Return half the watchdog limit of this process's unit; None without a watchdog."""
     limit_us = os.environ.get("WATCHDOG_USEC", "")
     if not limit_us.isdigit() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
@@ -54,14 +54,14 @@ class Watchdog:
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment for a child process, without systemd's variables: they are meant for this process."""
+    """Return the environment for a child process, without systemd's variables, which are meant for this process."""
     return {name: value for name, value in os.environ.items() if name not in _SYSTEMD_VARIABLES}
 
 
 def inherited_socket(path: Path | None, kind: socket.SocketKind) -> socket.socket | None:
     """Return an inherited listening Unix socket with this path (any path if None) and kind; each is returned once.
 
-    Do not remove its file: the service manager keeps listening on it across restarts, so no client is refused.
+    Do not remove its file: the service manager keeps listening on it across restarts, so that no client is refused.
     """
     for inherited in _inherited():
         if inherited.type != kind or (path is not None and inherited.getsockname() != str(path)):

@@ -1,4 +1,4 @@
-"""Silence of another process, without the time in which it waited for a CPU: on a starved host it is not dead."""
+"""How long another process has been silent, not counting its waits for a CPU, so that a busy host is tolerated."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ _WAIT_READ_EVERY_S = 1.0
 
 
 def cpu_wait_s(pid: int) -> float:
-    """Return for how long the main thread of a process has waited for a CPU so far; 0 if that is unknown."""
+    """Return the total time that the main thread of a process has waited for a CPU; 0 if unknown."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / _NS_PER_S
     except (OSError, ValueError, IndexError):
@@ -19,14 +19,14 @@ def cpu_wait_s(pid: int) -> float:
 
 @dataclass(slots=True)
 class Silence:
-    """How long a process has not been heard, of which only the time counts in which it was not waiting for a CPU.
+    """How long a process has been silent, not counting the time that it waited for a CPU.
 
-    A process that hangs, is stopped or loops does not wait for a CPU; at least one part in `max_ratio` counts in any
-    case, so that it is noticed on a busy host, too.
+    A process that hangs, is stopped or loops does not wait for a CPU. At least 1/`max_ratio` of the time is always
+    counted, so that such a process is detected on a busy host, too.
     """
 
     pid: int | None
-    """None or 0 if it is unknown: then all time counts."""
+    """None or 0 if unknown; all time is then counted."""
     max_ratio: float = 6.0
     monotonic_s: Callable[[], float] = time.monotonic
     cpu_wait_s: Callable[[int], float] = cpu_wait_s
@@ -38,7 +38,7 @@ class Silence:
         self.begin()
 
     def begin(self) -> None:
-        """Count from now: the process was heard."""
+        """Restart the count, because the process has just been heard."""
         self._began_s = self.monotonic_s()
         if self._began_s - self._read_at_s >= _WAIT_READ_EVERY_S:  # cheap for each of many messages
             self._read_at_s, self._waited_before_s = self._began_s, self._waited_s()

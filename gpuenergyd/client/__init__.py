@@ -1,1 +1,1 @@
-"""Client inside a training process: standard library only, and never blocks or fails a step."""
+"""Client inside a training process: needs only the standard library, and never blocks or fails a training step."""

@@ -18,7 +18,7 @@ _SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
 class PlannedClockRequest(NamedTuple):
-    """The request of an instruction under a plan."""
+    """The clock request that a plan contains for one instruction; call it to send it."""
 
     sender: "ClockSender"
     plan: PreparedPlan
@@ -29,7 +29,7 @@ class PlannedClockRequest(NamedTuple):
         self.sender.request(self.plan, self.clocks)
 
     def datagram(self) -> Datagram | None:
-        """Return what is to be sent when the instruction begins; None if nothing can be sent."""
+        """Return the datagram to send when the instruction begins; None if nothing can be sent."""
         sender, plan, (sm_clock_mhz, later_sm_clock_mhz, later_delay_ns, further) = self
         clock_socket = sender.reporter.clock_socket if sender.reporter is not None else None
         if clock_socket is None:
@@ -42,25 +42,25 @@ class PlannedClockRequest(NamedTuple):
         return Datagram(data, later_delay_ns if later_sm_clock_mhz else 0, clock_socket)
 
     def give_up_socket(self) -> None:
-        """Connect anew for later requests."""
+        """Use a new connection for later requests."""
         if self.sender.reporter is not None:
             self.sender.reporter.retire_clock_socket()
 
 
 class ClockSender:
-    """Requests of one rank, through the socket of its reporter, which is None before the rank has registered."""
+    """Sends the requests of one rank through its reporter's socket; `reporter` is None before registration."""
 
     def __init__(self) -> None:
         self.reporter: Reporter | None = None
         self.timetables = ReplayTimetables()
         self.num_dropped = 0
-        """Requests that could not be sent since the last report."""
+        """Number of requests since the last report that could not be sent."""
         self.next_sequence = itertools.count(1).__next__
         """Returns the number of the next request."""
 
     @property
     def can_send(self) -> bool:
-        """Whether the daemon takes requests."""
+        """Whether a socket to the daemon is open."""
         return self.reporter is not None and self.reporter.clock_socket is not None
 
     def request(self, plan: PreparedPlan, clocks: PlannedClocks) -> None:
@@ -79,7 +79,7 @@ class ClockSender:
         now_mono_ns = monotonic_ns()
         clocks = self.timetables.clocks(plan, begin_mono_ns)
         later = [clock for clock in clocks if clock.at_mono_ns > now_mono_ns]
-        # Before the first change, the last clock of the iteration before is in force: the same as of this one.
+        # Before the first change, the last clock of the previous iteration is in force, which is this iteration's, too.
         present = clocks[len(clocks) - len(later) - 1]
         first = later[0] if later else TimedClock(0, 0)
         head = self._pack(plan, present.sm_clock_mhz, first.sm_clock_mhz, first.at_mono_ns, now_mono_ns)
@@ -114,11 +114,11 @@ class ClockSender:
 
 
 _NUM_REPLAYS = 5
-"""Few, so that a drift is followed; several, so that a timetable covers the usual variation."""
+"""Few enough to follow a drift, and enough for a timetable to cover the usual variation."""
 
 
 class ReplayTimetables:
-    """Replays of one rank; used by one thread, the timer's."""
+    """Instruction times of one rank's recent graph replays; used only by the timer's thread."""
 
     def __init__(self) -> None:
         self._recent: deque[tuple[int, dict[InstructionKey, int]]] = deque(maxlen=_NUM_REPLAYS)
@@ -128,9 +128,9 @@ class ReplayTimetables:
         self._recent.append((plan_epoch, begins))
 
     def clocks(self, plan: PreparedPlan, begin_mono_ns: int) -> tuple[TimedClock, ...]:
-        """Return the clocks of a replay that begins at an instant; its highest one while the begins are not known.
+        """Return the clocks of a replay that begins at an instant; the plan's highest clock if no replay is known.
 
-        Replays under the same plan count, or else the newest one.
+        Instruction times come from replays under the same plan, else from the newest replay.
         """
         same_plan = [begins for epoch, begins in self._recent if epoch == plan.plan_epoch]
         replays = same_plan or [begins for _, begins in self._recent][-1:]

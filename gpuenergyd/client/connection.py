@@ -1,8 +1,8 @@
 """HTTP/1.1 over the daemon's Unix socket: persistent connections, limits on time and size, standard library only.
 
-`http.client` parses reply headers with the e-mail parser, which costs more CPU than the rest of a report and holds the
-training process's interpreter lock. `exchange` parses only what the daemon sends: a status line, header fields and a
-body with Content-Length.
+`http.client` parses reply headers with the e-mail parser, which takes more CPU time than the rest of a report while it
+holds the training process's interpreter lock. `exchange` parses only what the daemon sends: a status line, header
+fields and a body with Content-Length.
 """
 
 import json
@@ -34,16 +34,16 @@ class HttpConnection:
         self._socket: socket.socket | None = None
 
     def request(self, method: str, path: str, body: bytes | None = None, *, limit_s: float) -> tuple[int, bytes]:
-        """Return the status and body of a reply, as `request_all` of one request."""
+        """Send one request and return the status and body of its reply; see `request_all`."""
         return self.request_all(method, path, (body,), limit_s=limit_s)[0]
 
     def request_all(
         self, method: str, path: str, bodies: Sequence[bytes | None], *, limit_s: float
     ) -> list[tuple[int, bytes]]:
-        """Send requests at once and return status and body of each reply; `limit_s` bounds each wait for the daemon.
+        """Send all requests together; return status and body of each reply. `limit_s` limits each wait for the daemon.
 
-        If the daemon has closed the idle connection, the requests are repeated once on a new one. A GET request is also
-        repeated if a restarting daemon closes the connection without a reply.
+        If the daemon has closed the idle connection, the requests are sent again once on a new one. A GET request is
+        also repeated if a restarting daemon closes the connection without a reply.
 
         Raises:
             OSError: no daemon listens on the socket, or there was no reply in time (TimeoutError).
@@ -110,7 +110,7 @@ def close_descriptor(held: socket.socket) -> None:
 def exchange(
     connected: socket.socket, method: str, path: str, bodies: Sequence[bytes | None]
 ) -> tuple[list[tuple[int, bytes]], bool]:
-    """Send requests at once; return status and body of each reply, and whether the connection can be reused.
+    """Send all requests together; return status and body of each reply, and whether the connection can be reused.
 
     After a reply that closes the connection, the remaining requests have no reply.
 
@@ -139,7 +139,7 @@ def exchange(
 
 
 def _receive_reply(connected: socket.socket, received: bytearray) -> tuple[int, bytes, bool]:
-    """Take the next reply from what was received, and receive what is missing of it."""
+    """Take the next reply from the received bytes, and receive the part that is still missing."""
     while (end := received.find(b"\r\n\r\n")) < 0:
         if len(received) > _MAX_HEAD_BYTES:
             raise ValueError(f"reply headers exceed {_MAX_HEAD_BYTES} bytes")
@@ -180,7 +180,7 @@ def _length(fields: dict[bytes, bytes]) -> int:
 
 
 def refusal_reason(data: bytes) -> str:
-    """Return the complete reason in the body of an error response."""
+    """Return the reason given in the body of an error response."""
     text = data.decode(errors="replace")
     try:
         answer = json.loads(text)
@@ -190,7 +190,7 @@ def refusal_reason(data: bytes) -> str:
 
 
 class DaemonClient:
-    """Blocking client of the command line, with readable errors; `limit_s` bounds each wait for the daemon."""
+    """Blocking client for the command line, with readable errors; `limit_s` limits each wait for the daemon."""
 
     def __init__(self, socket_path: str, *, limit_s: float = _CONTROL_LIMIT_S) -> None:
         self._connection = HttpConnection(socket_path)

@@ -1,4 +1,4 @@
-"""Whether the daemon answers a rank: a circuit breaker after failures, and a silence worth telling."""
+"""Whether the daemon answers a rank: a circuit breaker after failures, and when to report a long silence."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -7,12 +7,12 @@ FAILURES_TO_OPEN = 3
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
 SILENCE_REPORTED_AFTER_S = 30.0
-"""A daemon that answers none of a rank's requests for so long is worth a line in the program's log."""
+"""If the daemon answers none of a rank's requests for this long, the program's log says so."""
 
 
 @dataclass(slots=True)
 class CircuitBreaker:
-    """Circuit breaker: opens after three consecutive failures; each further one doubles the pause, up to 30 s."""
+    """Opens after three consecutive failures; each further failure doubles the pause, up to 30 s."""
 
     num_failures: int = 0
     closed_again_mono_s: float = 0.0
@@ -36,9 +36,9 @@ class CircuitBreaker:
 
 @dataclass(slots=True)
 class DaemonSilence:
-    """How long the daemon has answered none of a rank's requests, to be told once when it is long, and once at its end.
+    """How long the daemon has not answered a rank's requests; reported once when it is long, and again when it ends.
 
-    Instants are of a monotonic clock in seconds; `began_at` is the same on the wall clock, for people.
+    Instants are monotonic, in seconds; `began_at` is the start in wall-clock time, for log messages.
     """
 
     began_mono_s: float | None = None
@@ -53,14 +53,14 @@ class DaemonSilence:
             self.began_mono_s, self.began_at = now_mono_s, now
 
     def report(self, now_mono_s: float) -> float | None:
-        """Return the length of the silence in seconds if it is to be told now."""
+        """Return the length of the silence in seconds if it should be reported now."""
         if self.is_reported or self.began_mono_s is None or now_mono_s - self.began_mono_s < SILENCE_REPORTED_AFTER_S:
             return None
         self.is_reported = True
         return now_mono_s - self.began_mono_s
 
     def end(self, now_mono_s: float) -> float | None:
-        """Record an answer; return the length of the silence in seconds if it was told."""
+        """Record an answer; return the length of the silence in seconds if it was reported."""
         began_mono_s, was_reported = self.began_mono_s, self.is_reported
         self.began_mono_s, self.began_at, self.error, self.is_reported = None, None, None, False
         return now_mono_s - began_mono_s if was_reported and began_mono_s is not None else None

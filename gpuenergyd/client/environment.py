@@ -1,7 +1,7 @@
 """Defaults from the environment: socket, run key, rank and GPU of this process; name, options and length of the job.
 
-One rule of precedence for all adapters: an argument of the program, else the environment (which `gpuenergyd run` sets
-from its options), else the daemon's default.
+All adapters use the same precedence: an argument of the program, else the environment (which `gpuenergyd run` sets from
+its options), else the daemon's default.
 """
 
 import logging
@@ -37,7 +37,7 @@ _NUM_RESTARTS = re.compile(r"\btorchelastic_restart_count=\d+,?")
 GPU_VARIABLE = "GPUENERGYD_GPU_UUID"
 CUDA_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _FULL_UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-"""CUDA understands any unique beginning of it, too."""
+"""A complete GPU UUID; CUDA also accepts any unique prefix of one."""
 _LOCAL_RANK_VARIABLES = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 _MAX_RUN_KEY_CHARS = 200
 _LOOPBACK = ("localhost", "127.", "::1")
@@ -62,7 +62,7 @@ def find_job_options(
     max_slowdown_ratio: float | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> JobOptions:
-    """Return a job's options: each from the argument, else from the environment; the name at last is the program's."""
+    """Return a job's options, each from the argument or else the environment; the name defaults to the program's."""
     environ = os.environ if environ is None else environ
     named = None if job_name else environ.get(JOB_VARIABLE) or None
     named_policy = None if policy else environ.get(POLICY_VARIABLE) or None
@@ -99,7 +99,7 @@ def _max_slowdown(environ: Mapping[str, str]) -> float | None:
 
 
 def find_allow_reorder(allow_reorder: bool | None = None, environ: Mapping[str, str] | None = None) -> bool:  # noqa: FBT001  None, True or False as the program has it
-    """Return whether plans may bring another order: the argument, else GPUENERGYD_JOB_ALLOW_REORDER, else False."""
+    """Return whether plans may reorder instructions: the argument, else GPUENERGYD_JOB_ALLOW_REORDER, else False."""
     if allow_reorder is not None:
         return allow_reorder
     text = (os.environ if environ is None else environ).get(REORDER_VARIABLE, "")
@@ -111,7 +111,7 @@ def find_allow_reorder(allow_reorder: bool | None = None, environ: Mapping[str, 
 def find_socket_path(socket_path: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
     """Return the daemon's socket: the argument, GPUENERGYD_SOCKET, the system socket, or the user's own socket.
 
-    The path is absolute, so that it still leads there when the program changes its directory.
+    The path is absolute, so that it stays valid when the program changes its directory.
     """
     named = socket_path or environ.get("GPUENERGYD_SOCKET")
     if named:
@@ -125,10 +125,10 @@ def find_socket_path(socket_path: str | None = None, environ: Mapping[str, str] 
 
 
 def find_run_key(run_key: str | None = None, *, num_processes: int = 1, environ: Mapping[str, str] = os.environ) -> str:
-    """Return a key that differs between runs of the same name and is equal in all processes of a run.
+    """Return a key that differs between runs with the same name and is equal in all processes of a run.
 
-    Without a launcher's variables it is the pid of a single process, or the parent's pid of several. Both pids and
-    loopback addresses are the same in many containers, so the namespace in which they hold is part of the key.
+    Without a launcher's variables it is the pid of a single process, or the parent's pid if there are several. Pids and
+    loopback addresses can be the same in many containers, so the key includes the namespace in which they are valid.
     """
     if run_key:
         return run_key
@@ -141,7 +141,7 @@ def find_run_key(run_key: str | None = None, *, num_processes: int = 1, environ:
 
 
 def _namespace(kind: str) -> str:
-    """Return the namespace of this process as a part of a run key; empty where it cannot be read."""
+    """Return this process's namespace as a part of a run key; empty if it cannot be read."""
     try:
         return f",{kind}_namespace={Path(f'/proc/self/ns/{kind}').stat().st_ino}"
     except OSError:
@@ -165,8 +165,9 @@ def find_gpu_uuid(
     """Return the UUID of this process's GPU: the argument, GPUENERGYD_GPU_UUID, or the CUDA device that torch uses.
 
     GPUENERGYD_GPU_UUID may be a comma-separated list, indexed by the rank of this process on its host.
-    Imports and initialises nothing: None if torch has not used a GPU yet. Without torch CUDA_VISIBLE_DEVICES counts:
-    empty if it shows GPUs but does not name the one, so that the daemon asks the driver where this process runs.
+    This imports and initializes nothing, so the result is None if torch has not used a GPU yet. Without torch,
+    CUDA_VISIBLE_DEVICES is used. If it shows GPUs but does not name exactly one, the result is empty, and the daemon
+    asks the driver.
     """
     environ = os.environ if environ is None else environ
     named = gpu_uuid or _gpu_of_list(environ)[0]
@@ -186,13 +187,13 @@ def find_gpu_uuid(
 
 
 def _visible_gpu(environ: Mapping[str, str]) -> str | None:
-    """Return the only GPU that CUDA shows to this process; empty if it shows several or one by index, None if none.
+    """Return the only GPU visible to CUDA here; empty if there are several or one is named by index, None if none.
 
-    An index counts only the GPUs of this container, in CUDA's order: it says nothing to the daemon.
+    An index counts only this container's GPUs, in CUDA's order, so the daemon cannot use it.
     """
     visible = [entry.strip() for entry in environ.get(CUDA_VARIABLE, "").split(",")]
     if not (visible[0].isdecimal() or visible[0].startswith(("GPU-", "MIG-"))):
-        return None  # CUDA ignores what follows an entry that it does not understand
+        return None  # CUDA ignores everything after an entry that it cannot parse
     return visible[0] if len(visible) == 1 and _FULL_UUID.fullmatch(visible[0]) else ""
 
 
@@ -223,14 +224,14 @@ def _local_rank(environ: Mapping[str, str], num_gpus: int) -> tuple[int | None, 
     distributed = sys.modules.get("torch.distributed")
     try:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            # More processes than GPUs may be on several hosts, where the global rank is no index.
+            # If there are more processes than GPUs, they may be on several hosts, and the global rank is not an index.
             is_on_host = distributed.get_world_size() <= num_gpus
             return int(distributed.get_rank()) if is_on_host else None, "the rank in torch.distributed"
     except Exception:  # noqa: BLE001  torch may raise anything; it must not reach training
         return None, ""
     multiprocessing = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
-        return None, ""  # the variables below are those of its parent
+        return None, ""  # the variables below would be the parent's
     for name in _LOCAL_RANK_VARIABLES:
         if _is_decimal(environ, name):
             return int(environ[name]), name
@@ -273,7 +274,7 @@ class JobLengthVariables:
 
 
 def find_job_length(environ: Mapping[str, str] | None = None) -> JobLengthVariables:
-    """Return the job's length from the environment; invalid values count as not set."""
+    """Return the job's length from the environment; invalid values are treated as not set."""
     environ = os.environ if environ is None else environ
     iterations = _number(environ.get(ITERATIONS_VARIABLE))
     return JobLengthVariables(

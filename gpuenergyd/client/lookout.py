@@ -1,7 +1,7 @@
-"""Looks for the daemon's socket now and then, so that a program without a daemon pays microseconds every few seconds.
+"""Looks for the daemon's socket every few seconds, so that a program without a daemon loses only microseconds.
 
-A daemon is there where its socket is. A socket on which nobody listens is one of a killed daemon: it counts again when
-another socket takes its place, or after a while, in which its daemon may have begun to listen.
+A daemon is assumed to run if its socket exists. A socket on which nobody listens was left by a killed daemon. It is
+ignored until another socket replaces it, or for 30 s, after which a daemon may listen on it again.
 """
 
 import logging
@@ -18,7 +18,7 @@ logger = logging.getLogger("gpuenergyd.client")
 
 
 class DaemonLookout:
-    """Tells the training thread whether a daemon is there; never waits."""
+    """Tells the training thread whether a daemon runs; never waits."""
 
     def __init__(self, socket_path: str | None) -> None:
         self._socket_path = socket_path
@@ -28,7 +28,7 @@ class DaemonLookout:
         self._refused_until_ns = 0
 
     def sees_daemon(self) -> bool:
-        """Return whether a daemon is there, as of the last look."""
+        """Return whether a daemon was running at the last look."""
         if self._is_there:
             return True
         now_ns = monotonic_ns()
@@ -40,19 +40,19 @@ class DaemonLookout:
         self._is_there = found is not None and (found != self._refused or now_ns >= self._refused_until_ns)
         if not self._is_there and not self._is_absence_reported:
             self._is_absence_reported = True
-            if found is None:  # a refusal has been told
+            if found is None:  # a refusal was logged already
                 logger.warning("gpuenergyd: no daemon at %s; training continues at full speed", path)
         return self._is_there
 
     def record_refusal(self) -> None:
-        """Look for another daemon: nobody listens on this socket."""
+        """Look for another daemon, since nobody listens on this socket."""
         self._refused = _identity(find_socket_path(self._socket_path))
         self._refused_until_ns = monotonic_ns() + _TRY_AGAIN_AFTER_NS
         self._is_there, self._is_absence_reported = False, True
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """Return what tells this socket from its successors; None where there is no socket."""
+    """Return inode and change time, which distinguish this socket from a later one; None if there is no socket."""
     try:
         status = Path(path).stat()
     except OSError:

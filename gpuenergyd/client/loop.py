@@ -20,15 +20,15 @@ from gpuenergyd.client.timing.recorder import InstructionTimer
 
 _TRIES_TO_FIND_GPU = 3
 _NOT_FOLLOWED: AbstractContextManager[None] = nullcontext()
-"""An iteration before the loop has joined."""
+"""Context manager of an iteration before the loop has joined, which does nothing."""
 LOOP_RANK = RankDescription(framework="loop")
 
 
 class LoopJob:
-    """A training loop without a pipeline; each process is a pipeline of one rank, with its rank as `dp_rank`.
+    """A training loop without a pipeline: each process is a pipeline of one rank, with its rank as `dp_rank`.
 
-    It joins once a daemon is there. The GPU is searched until the third iteration, because many programs use CUDA only
-    from the first one on.
+    The loop joins once a daemon runs. It looks for its GPU up to the third iteration, because many programs use CUDA
+    only from the first iteration on.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LoopJob:
         self._num_tries = 0
         self._lookout = DaemonLookout(socket_path)
         self.has_given_way = False
-        """Whether another part of the process has taken the place of this loop, which marks nothing."""
+        """Whether another part of the process has replaced this loop, which then marks nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -89,11 +89,11 @@ class LoopJob:
         return self._marks if is_joined or self.join() else _NOT_FOLLOWED
 
     def pause(self) -> None:
-        """Mark a pause after an iteration (evaluation, checkpoint), so that it does not count into the iteration."""
+        """Mark a pause after an iteration (evaluation, checkpoint), so that it is not part of the iteration's time."""
         self._marks.pause()
 
     def join(self) -> bool:
-        """Join the job unless that has been done or no daemon is there; return whether it is joined."""
+        """Join the job if a daemon runs and the loop has not joined yet; return whether it has joined."""
         if self.has_given_way:
             return False
         if self._client is not None and not self._client.is_unheard:
@@ -141,16 +141,16 @@ class LoopJob:
 
     @property
     def phases(self) -> TorchPhases | None:
-        """The hooks that find the phases; None without any."""
+        """The torch hooks that find the phases; None if there are none."""
         return self._hooks
 
     def join_after(self, turn: StepTurn) -> None:
-        """Join a loop that marks nothing, after a step of its optimizers."""
+        """Join the job of a loop without marks, after a step of one of its optimizers."""
         self.join()
         self._marks.begin_turns(turn)
 
     def after_step(self, optimizer: Any) -> None:
-        """Take a step of an optimizer of a loop that marks nothing; join if a daemon has appeared."""
+        """Handle an optimizer step of a loop without marks; join if a daemon has appeared."""
         self.join()
         if self._hooks is not None:
             self._hooks.after_step(optimizer)
@@ -158,11 +158,11 @@ class LoopJob:
             self._marks.follow_step(optimizer, is_of_model=True)
 
     def _find_phases(self) -> TorchPhases | None:
-        """Return the hooks; None where the program has not loaded torch, or an unknown version of it."""
+        """Return the hooks; None if the program has not loaded torch, or an unsupported version of it."""
         torch: Any = sys.modules.get("torch")
         try:
             return None if torch is None else TorchPhases(torch, self._marks, registers_steps=self._registers_steps)
-        except Exception:  # noqa: BLE001  torch may lack anything; one instruction per iteration needs no hook
+        except Exception:  # noqa: BLE001  torch may lack any attribute; the loop then runs without hooks
             return None
 
 
@@ -189,8 +189,8 @@ def job(
             GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO, else the daemon's.
         num_iterations: number of iterations of this run, for planning the slowdown budget to its end; alternatives are
             the variables GPUENERGYD_JOB_ITERATIONS, _HOURS and _DEADLINE.
-        phases: whether forward, backward and other phases that torch's hooks show get clocks of their own; False plans
-            one clock for the whole iteration.
+        phases: whether forward, backward and other phases, found by torch's hooks, get separate clocks; False plans one
+            clock for the whole iteration.
     """
     rank = replace(
         LOOP_RANK,
@@ -206,6 +206,6 @@ def job(
 def unmarked_job(cycle: StepCycle) -> LoopJob:
     """Return the job of a loop that does not mark its iterations; all options come from the environment.
 
-    The caller passes its optimizers' steps on to `LoopJob.phases` before, and to `LoopJob.after_step` after them.
+    The caller calls `before_step` of `LoopJob.phases` before each optimizer step, and `LoopJob.after_step` after it.
     """
     return LoopJob(LOOP_RANK, run_key=None, socket_path=None, cycle=cycle, registers_steps=False)

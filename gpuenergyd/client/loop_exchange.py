@@ -1,6 +1,6 @@
-"""The exchange of a data-parallel loop with other hosts: a function of an entry point runs it in one rank of each host.
+"""Starts a data-parallel loop's exchange of paces with other hosts, in one rank of each host.
 
-The client needs the standard library only, and the job's store needs torch; so the function is not imported here.
+The exchange needs torch for the job's store, and the client only the standard library. So an entry point names it.
 """
 
 import logging
@@ -25,10 +25,10 @@ def start_loop_exchange(
     socket_path: str | None,
     environ: Mapping[str, str] = os.environ,
 ) -> Callable[[], None] | None:
-    """Start the exchange of a host's ranks with other hosts; return a function that ends it, None where there is none.
+    """Start the exchange of a host's ranks with other hosts; return a function that ends it, or None without one.
 
-    The host's first rank carries the paces of all its ranks. Never raises: without the exchange, ranks of one host are
-    compared with each other only.
+    The host's first rank sends the paces of all its ranks. Never raises: without the exchange, ranks are compared only
+    with those of their own host.
     """
     if not has_other_hosts(environ) or environ.get("LOCAL_RANK") != "0":
         return None

@@ -21,12 +21,12 @@ class PlannedClocks(NamedTuple):
     later_sm_clock_mhz: int
     later_delay_ns: int
     further: tuple[tuple[int, int], ...] = ()
-    """Clocks after the later one, each with its delay in ns, in order: of a wait, the clock at its end."""
+    """Clocks after the later one, in order, each with its delay in ns; for a wait, the clock at its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedPlan:
-    """A plan slice, ready to follow; `token` signs its clock requests. Without clocks the GPU runs at full speed."""
+    """A plan slice, ready to follow; `token` authenticates its requests. Without clocks, the GPU runs at full speed."""
 
     plan_epoch: int
     apply_at_iteration: int
@@ -34,20 +34,20 @@ class PreparedPlan:
     token: bytes
     plan_id: str = ""
     full_speed_sm_clock_mhz: int = 0
-    """Maximum clock of the GPU: for pauses, and for iterations of a pipeline across hosts without an agreed plan."""
+    """Maximum clock of the GPU, for pauses, and for iterations without an agreed plan in pipelines across hosts."""
     order: tuple[OrderRow, ...] = ()
     """The rank's instructions under this plan; empty for the registered order."""
     is_full_speed: bool = False
     """Whether to request the maximum clock because no plan is agreed for this iteration."""
     changes: tuple[PlannedChange, ...] = ()
-    """All changes of `clocks`, in order: for the timetable of a captured graph."""
+    """All changes of `clocks` in order, for the timetable of a captured graph."""
 
 
 NO_PLAN = PreparedPlan(plan_epoch=0, apply_at_iteration=0, clocks={}, token=b"")
 
 
 def prepare(plan: PlanSlice, token: bytes) -> PreparedPlan:
-    """Return a slice with its clocks by instruction; changes beyond those that one request carries are left out."""
+    """Return a slice with its clocks by instruction, without changes that exceed the size of a request."""
     now: dict[OrderRow, int] = {}
     later: dict[OrderRow, list[tuple[int, int]]] = {}
     for kind, microbatch_index, chunk_index, delay_ns, sm_clock_mhz in plan.changes:
@@ -76,7 +76,7 @@ def prepare(plan: PlanSlice, token: bytes) -> PreparedPlan:
 
 
 def at_full_speed(plan: PreparedPlan) -> PreparedPlan:
-    """Return what a rank follows where it does not follow a plan: the highest clock, in the registered order."""
+    """Return a plan for iterations without an agreed plan: the highest clock, in the registered order."""
     return replace(plan, clocks={}, changes=(), order=(), is_full_speed=True)
 
 
@@ -95,11 +95,11 @@ class PlanQueue:
         self._inbox.extend(plans)
 
     def clear(self) -> None:
-        """Drop all plans at the next iteration boundary: the daemon that made them is gone."""
+        """Drop all plans at the next iteration boundary, because the daemon that made them is gone."""
         self._inbox.append(None)
 
     def plan_for(self, iteration_index: int) -> PreparedPlan:
-        """Return the plan of this iteration: the newest one that applies from this or an earlier iteration."""
+        """Return the newest plan that applies from this iteration or an earlier one."""
         if not self._inbox and not self._future:
             return self._current
         while self._inbox:
@@ -112,7 +112,7 @@ class PlanQueue:
         due = [plan for plan in self._future if plan.apply_at_iteration <= iteration_index]
         if due:
             self._future = [plan for plan in self._future if plan.apply_at_iteration > iteration_index]
-            # Not one that is older than the present plan.
+            # A late plan must not replace a newer one.
             self._current = max([self._current, *due], key=lambda plan: plan.plan_epoch)
         return self._current
 
@@ -127,7 +127,7 @@ class AgreedPlans(PlanQueue):
     def __init__(self) -> None:
         super().__init__()
         self._events: deque[PreparedPlan | tuple[PlanWindow, ...] | str | None] = deque()
-        self._adding = threading.Lock()  # the training thread acquires it only at another number of microbatches
+        self._adding = threading.Lock()  # the training thread acquires it only when the number of microbatches changes
         self._installed: dict[str, PreparedPlan] = {}
         self._follower = PlanWindowFollower()
         self._by_plan_id: dict[str, PreparedPlan] = {}
@@ -135,11 +135,11 @@ class AgreedPlans(PlanQueue):
 
     @property
     def installed(self) -> frozenset[str]:
-        """Ids of the plans whose slices this rank's daemon has validated and sent, and not withdrawn."""
+        """Ids of the plans whose slices this rank's daemon has validated, sent, and not withdrawn."""
         return frozenset(self._installed)
 
     def add(self, plans: Iterable[PreparedPlan]) -> None:
-        """Add slices from the daemon; one without clocks withdraws all before it."""
+        """Add slices from the daemon; a slice without clocks withdraws all earlier ones."""
         with self._adding:
             for plan in plans:
                 if plan.plan_id in self._installed:  # replies may be repeated
@@ -153,17 +153,17 @@ class AgreedPlans(PlanQueue):
         self._events.append(tuple(windows))
 
     def drop(self, plan_id: str) -> None:
-        """Stop following a plan from the next iteration on, in spite of its window."""
+        """Stop following a plan from the next iteration on, even inside its window."""
         self._events.append(plan_id)
 
     def clear(self) -> None:
-        """Drop all plans at the next iteration boundary: the daemon that installed them is gone, or they do not fit."""
+        """Drop all plans at the next iteration boundary, because their daemon is gone or they no longer fit."""
         with self._adding:
             self._installed = {}
             self._events.append(None)
 
     def plan_for(self, iteration_index: int) -> PreparedPlan:
-        """Return the agreed plan of this iteration; full speed if there is none or it is not installed here."""
+        """Return the agreed plan of this iteration; full speed if there is none, or it is not installed here."""
         while self._events:
             self._apply(self._events.popleft())
         plan_id = self._follower.plan_for(iteration_index)

@@ -1,4 +1,4 @@
-"""Check for the probes of a container: `python -I -m gpuenergyd.client.probe` succeeds while the daemon answers.
+"""Liveness check for containers: `python -I -m gpuenergyd.client.probe` succeeds while the daemon answers.
 
 It starts in a fraction of the time of `gpuenergyd status`. A degraded daemon counts as alive.
 """
@@ -12,7 +12,7 @@ from gpuenergyd.errors import GpuEnergyError
 
 
 def main() -> int:
-    """Ask the daemon for its status; return 0, or write why it does not answer and return that error's exit code."""
+    """Request the daemon's status; return 0, or write why there is no answer and return that error's exit code."""
     try:
         with closing(DaemonClient(find_socket_path())) as client:
             client.get_status()

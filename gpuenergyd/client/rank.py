@@ -1,6 +1,6 @@
 """Client of one rank of a job: marks iterations and instructions and follows plans; never raises into training.
 
-Longer than 400 lines, since the calls inside a step share one state, which a second object would have to be asked for.
+Longer than 400 lines, since the calls inside a step share one state, which a second object would have to expose.
 """
 
 import atexit
@@ -61,7 +61,7 @@ class RankDescription:
     job_name: str | None = None
     """Name of the job in reports; None for GPUENERGYD_JOB, else the program's name."""
     run_key: str = ""
-    """A key that differs between runs of the same name; equal on all ranks of a run."""
+    """A key that differs between runs with the same name; equal on all ranks of a run."""
     gpu_uuid: str | None = None
     """This rank's GPU; None leaves the rank unmanaged."""
     schedule_name: str = LOOP_SCHEDULE
@@ -73,7 +73,7 @@ class RankDescription:
     num_dp_ranks: int = 1
     """Processes of a plain loop that end each iteration together; pipelines leave it at 1."""
     stage_rank: int = 0
-    """Number of this rank among the tensor-, context- and expert-parallel ranks of its pipeline stage."""
+    """Index of this rank among the tensor-, context- and expert-parallel ranks of its pipeline stage."""
     num_stage_ranks: int = 1
     framework: str = ""
     policy: str | None = None
@@ -85,11 +85,11 @@ class RankDescription:
     tags: tuple[tuple[str, str], ...] = ()
     """Tags in addition to those from the environment."""
     allow_reorder: bool | None = None
-    """Whether plans may bring another order of instructions; None for GPUENERGYD_JOB_ALLOW_REORDER, else False."""
+    """Whether plans may reorder instructions; None for GPUENERGYD_JOB_ALLOW_REORDER, else False."""
     reorder_refusal: str = "the order of this schedule cannot be changed from outside"
-    """Why the rank takes no other order, whatever is allowed; empty if it does."""
+    """Why the rank cannot run another order, even if the user allows it; empty if it can."""
     is_first: bool = True
-    """Whether this is the first rank of the training, which tells the user that the job was joined and has ended."""
+    """Whether this is the first rank of the training, which prints for the user when the job joins and ends."""
     is_replayed: bool = False
     """Whether each iteration replays a captured graph as a whole, with one clock."""
 
@@ -97,9 +97,9 @@ class RankDescription:
 class RankClient:
     """Client of one rank: joins its job and marks its iterations and instructions.
 
-    With an `order` it registers at once, else at the call of `register` with the learned order. Without a GPU UUID all
-    methods do nothing. The methods called inside a step write to preallocated memory, look up the plan, and send one
-    datagram without waiting at the few instructions where the clock changes; the reporter thread does the rest.
+    With an `order` it registers at once, else when `register` is called with the learned order. Without a GPU UUID, all
+    methods do nothing. The methods called inside a step write to preallocated memory, look up the plan, and at the few
+    instructions where the clock changes send one datagram without waiting; the reporter thread does the rest.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class RankClient:
     ) -> None:
         """Describe the rank.
 
-        `learn_times` gets the times of the iterations before it registers, on any thread. `give_way` has this rank
-        leave its job when another part of the process joins on the same GPU; without it, the other one is ignored.
+        `learn_times` gets the times of the iterations before the registration, on any thread. `give_way` makes this
+        rank leave its job when another part of the process joins on the same GPU; without it, the other is ignored.
         """
         length = find_job_length()
         options = find_job_options(rank.job_name, rank.policy, rank.max_slowdown_ratio)
@@ -158,7 +158,7 @@ class RankClient:
         self._plans = PlanQueue() if agreed_plans is None else agreed_plans
         self._plan: PreparedPlan = NO_PLAN
         self._requests: Mapping[OrderRow, PlannedClockRequest] = {}
-        """The current plan's requests, by instruction."""
+        """The current plan's clock requests, by instruction."""
         self._due: Mapping[OrderRow, PlannedClockRequest] = {}
         """Those of the current iteration."""
         self._reporter: Reporter | None = None
@@ -180,11 +180,11 @@ class RankClient:
         """The instructions begun in an iteration of which only their order counts; None in any other."""
         self._is_cost_sampled, self._cost_ns = False, 0
         self.memory_bytes: tuple[int, ...] = ()
-        """Memory to report with the next iterations, as in `IterationReport`; the adapter measures it."""
+        """Memory to report with the next iterations, measured by the adapter; see `IterationReport`."""
         self.reorder_refusal = rank.reorder_refusal
-        """Why this rank takes no other order."""
+        """Why this rank cannot run another order of instructions; empty if it can."""
         self.total_errors = 0
-        """Exceptions of this client that were suppressed so far."""
+        """Number of this client's suppressed exceptions."""
         if not self._takes_gpu(rank):
             self._is_inert = True
         elif not order:
@@ -195,7 +195,7 @@ class RankClient:
             self.register(order)
 
     def _takes_gpu(self, rank: RankDescription) -> bool:
-        """Return whether the rank has a GPU that is no other client's of this process; if not, tell the user why."""
+        """Return whether the rank has a GPU that no other client of this process uses; if not, warn the user."""
         if rank.gpu_uuid is None:
             logger.warning(
                 "gpuenergyd: job %s, rank %d: no GPU UUID (%s); training continues unmanaged",
@@ -234,17 +234,17 @@ class RankClient:
 
     @property
     def gpu_uuid(self) -> str:
-        """UUID of this rank's GPU; empty for a rank without one, or one whose GPU the daemon finds."""
+        """UUID of this rank's GPU; empty if it has none, or if the daemon finds it."""
         return self._registration.gpu_uuid
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the first rank of the training, which speaks to the user."""
+        """Whether this is the first rank of the training, which prints messages for the user."""
         return self._is_first
 
     @property
     def is_managed(self) -> bool:
-        """Whether the rank has a GPU that it alone follows plans for, and has not left its job."""
+        """Whether the rank follows plans for a GPU and has not left its job."""
         return not self._is_inert
 
     @property
@@ -254,21 +254,21 @@ class RankClient:
 
     @property
     def energy_per_gpu_j(self) -> float | None:
-        """Energy per GPU of the newest iteration of the job that the daemon has measured, in J; None before one."""
+        """Energy per GPU of the job's newest measured iteration, in J; None before the first."""
         return self._reporter.energy_per_gpu_j if self._reporter is not None else None
 
     @property
     def power_per_gpu_w(self) -> float | None:
-        """The same divided by the time of the iteration, in W."""
+        """Mean power per GPU in the job's newest measured iteration, in W; None before the first."""
         return self._reporter.power_per_gpu_w if self._reporter is not None else None
 
     @property
     def may_reorder(self) -> bool:
-        """Whether the order of instructions can change while the program runs, and the user allows it."""
+        """Whether the user allows plans to reorder instructions and the program can do so while it runs."""
         return self._registration.allow_reorder and not self.reorder_refusal
 
     def refuse_orders(self, reason: str) -> None:
-        """Run the registered order from now on, and say why with the next report."""
+        """Run the registered order from now on, and send the reason with the next report."""
         self.reorder_refusal = self.reorder_refusal or reason
         if self._reporter is not None:
             self._reporter.reorder_refusal = self.reorder_refusal
@@ -277,7 +277,7 @@ class RankClient:
     def planned_order(self) -> tuple[OrderRow, ...]:
         """The instructions of the current iteration by its plan; empty for the registered order.
 
-        All ranks run them, those too whose clocks cannot be set at present.
+        All ranks run them, even those whose clocks cannot be set at present.
         """
         return self._plan.order
 
@@ -288,7 +288,7 @@ class RankClient:
 
     @property
     def graphs(self) -> CapturedGraphs | None:
-        """The graphs that this process captures and replays; None where its device has none."""
+        """The CUDA graphs that this process captures and replays; None if its device has none."""
         return self._recorder.graphs if self._recorder is not None else None
 
     @property
@@ -298,13 +298,13 @@ class RankClient:
 
     @property
     def is_unheard(self) -> bool:
-        """Whether nobody listens on the daemon's socket, and nobody has since this rank began to join."""
+        """Whether no daemon has listened on the socket since this rank began to join."""
         return self._reporter is not None and self._reporter.is_stranded
 
     def _finds_daemon(self) -> bool:
-        """Return whether a daemon is there, as of the last look; without one, nothing is marked.
+        """Return whether a daemon was running at the last look; without one, nothing is marked.
 
-        Starts the reporter where a daemon has appeared.
+        Starts the reporter if a daemon has appeared.
         """
         if self._reporter is not None:
             if not self._reporter.is_stranded:
@@ -318,7 +318,7 @@ class RankClient:
         return True
 
     def register(self, order: Sequence[OrderRow]) -> None:
-        """Join the job with this order of instructions, once a daemon is there; returns at once."""
+        """Join the job with this order of instructions once a daemon runs; returns at once."""
         if self._is_inert or self._order:
             return
         try:
@@ -346,7 +346,7 @@ class RankClient:
     def change_order(self, order: Sequence[OrderRow], *, num_microbatches: int) -> None:
         """Register again, with another number of microbatches, between two iterations; returns at once.
 
-        Plans of the earlier order are dropped; the daemon sends one for the new order. `pause` comes before.
+        Plans for the earlier order are dropped, and the daemon sends one for the new order. Call `pause` first.
         """
         if self._is_inert:
             return
@@ -363,10 +363,10 @@ class RankClient:
             self._count_error()
 
     def begin_iteration(self) -> bool:
-        """Mark the begin of an iteration and switch to the plan that is due; return False if it is not followed.
+        """Mark the start of an iteration and switch to its plan; return False if the iteration is not recorded.
 
-        The report of the previous one is queued after the begin of the first instruction: the reporter's thread would
-        else work on it while this one waits for Python's global lock to request the clock.
+        The previous iteration's report is queued only after the first instruction has begun. Otherwise the reporter
+        thread would process it while this thread waits for the interpreter lock to request the clock.
         """
         if self._is_inert:
             return False
@@ -421,13 +421,13 @@ class RankClient:
         self._plan_epoch = plan.plan_epoch if is_followed else 0
         if plan.is_full_speed:
             self._request(plan, plan.full_speed_sm_clock_mhz)
-        elif self._is_raised and plan.changes:  # what the iteration before would have left in force
+        elif self._is_raised and plan.changes:  # the clock that the previous iteration would have left in force
             self._request(plan, plan.changes[-1].sm_clock_mhz)
         self._is_raised = False
         self._is_in_iteration = True
 
     def begin_capture(self) -> bool:
-        """Have instructions marked in the graph that the program captures; return False if it captures none."""
+        """Mark instructions in the graph that the program captures; return False if it captures none."""
         if self._is_inert or self._recorder is None:
             return False
         try:
@@ -442,9 +442,9 @@ class RankClient:
         return None if self._recorder is None else self._recorder.end_capture()
 
     def follow_replay(self, captured: CapturedInstructions) -> None:
-        """Take the instructions of the current iteration from a graph that is replayed next.
+        """Take the current iteration's instructions from the graph that is replayed next.
 
-        The plan's clocks are requested once the device begins the replay, all at once for their instants in it.
+        When the device begins the replay, one request sends all of the plan's clocks with their instants.
         """
         if not self._is_in_iteration or self._recorder is None:
             return
@@ -459,7 +459,7 @@ class RankClient:
             self._count_error()
 
     def end_iteration(self) -> tuple[OrderRow, ...]:
-        """Mark the end of an iteration; return its instructions in order of begin."""
+        """Mark the end of an iteration; return its instructions in the order in which they began."""
         if self._is_inert or not self._is_in_iteration:
             return ()
         begun_ns = perf_counter_ns() if self._is_cost_sampled else 0
@@ -506,7 +506,7 @@ class RankClient:
             self._count_error()
 
     def pause(self) -> None:
-        """Mark a pause after an iteration (evaluation, checkpoint); it runs at full speed, whatever the plan."""
+        """Mark a pause after an iteration (evaluation, checkpoint), which runs at full speed under any plan."""
         if self._is_inert:
             return
         try:
@@ -518,7 +518,7 @@ class RankClient:
             self._count_error()
 
     def begin_instruction(self, kind: str, microbatch_index: int, chunk_index: int = 0) -> int:
-        """Mark the begin of an instruction and request its planned clock; return the slot of its end, if any."""
+        """Mark the start of an instruction and request its planned clock; return the slot for its end, if any."""
         if not self._is_in_iteration and not self._is_in_capture:
             return NOT_RECORDED
         if self._is_cost_sampled:
@@ -582,7 +582,7 @@ class RankClient:
             self._count_error()
 
     def disable_in_child(self) -> None:
-        """Disable the copy in a forked child: a data-loader worker is not this rank."""
+        """Disable the copy in a forked child, such as a data-loader worker, which is not this rank."""
         self._is_inert = True
         self._is_in_iteration = False
         self._unqueued = self._ended = None
@@ -642,7 +642,7 @@ class RankClient:
         self._reporter.put(finished, times, launched_iteration_index=self._iteration_index)
 
     def _request(self, plan: PreparedPlan, sm_clock_mhz: int) -> None:
-        """Request a clock from the newest begin or end of an iteration on."""
+        """Request a clock for when the device reaches the newest iteration mark."""
         clocks = PlannedClocks(sm_clock_mhz, 0, 0)
         self._timer.call_when_reached(PlannedClockRequest(self._sender, plan, clocks))
 
@@ -661,7 +661,7 @@ def has_clients() -> bool:
 
 
 def _client_on(gpu_uuid: str) -> RankClient | None:
-    """Return the client of this process that is a rank on a GPU; None without one."""
+    """Return this process's client for a GPU; None if there is none."""
     return next((own for own in list(_live_clients) if own.is_managed and own.gpu_uuid == gpu_uuid), None)
 
 
@@ -675,7 +675,7 @@ def _release_all() -> None:
 
 
 def _release_at_end_of_child() -> None:
-    """Have a process of `multiprocessing` leave at its end, where `atexit` calls nothing."""
+    """Make a `multiprocessing` child leave its job at its end, where `atexit` functions are not called."""
     global _pid_with_end  # noqa: PLW0603  once per process, like the registrations below
     processes = sys.modules.get("multiprocessing.process")
     if processes is None or processes.parent_process() is None or _pid_with_end == os.getpid():

@@ -1,10 +1,10 @@
 """Reporter thread of a rank: registers the rank, reports iterations and receives plans over HTTP.
 
-The training thread only puts values on a non-blocking queue and reads attributes; failures of the daemon are handled
-here. Whatever this thread computes can delay a training thread that needs the interpreter all the time. So it sleeps
-for a while after it has reported, and then reports at once the iterations that have ended since.
+The training thread only puts values on a non-blocking queue and reads attributes; this thread handles failures of the
+daemon. Its computing can delay a training thread that needs the interpreter all the time. So after a report it sleeps
+for a while, and then reports together all iterations that have ended since.
 
-Longer than 400 lines, since registration, reports and complaints follow one connection, which one thread owns.
+Longer than 400 lines, since registration, reports and warnings share one connection, which one thread owns.
 """
 
 import contextlib
@@ -43,16 +43,16 @@ from gpuenergyd.wire.messages import IterationReport, RankRegistered, RankRegist
 
 REGISTRATION_LIMIT_S = 2.0
 REPORT_LIMIT_S = 1.0
-"""Only the reporter thread waits: on a busy host a reply may be late, and a lost reply loses a plan."""
+"""Long, because only the reporter thread waits, a busy host may reply late, and a lost reply loses a plan."""
 _RELEASE_LIMIT_S = 0.7
-"""At the end; the daemon counts the last iterations before it replies."""
+"""Time limit of the last request; the daemon evaluates the last iterations before it replies."""
 REPORT_PERIOD_S = 0.1
-"""Iterations that are shorter are reported together."""
+"""Iterations shorter than this are reported together."""
 _LATE_AFTER_S = 0.25
 _LATE_AFTER_ITERATIONS = 2.0
-"""A program that begins no iteration for this time, and this many times the last one's, has its last times read."""
+"""If no iteration begins for this time, and this many times the last iteration's, its times are read anyway."""
 _LONGEST_WAIT_S = 30.0
-"""Of a program that begins no iteration: each look for its last times doubles the time to the next look."""
+"""Longest pause between attempts to read the last iteration's times; each attempt doubles the pause."""
 _MAX_RETIRED_SOCKETS = 4
 
 logger = logging.getLogger("gpuenergyd.client")
@@ -118,20 +118,20 @@ class Reporter:
         """Whether iterations are so short that several are reported together."""
         self._late_after_s = _LATE_AFTER_S
         self._known_reply = b""
-        """The newest reply, if it had no plans."""
+        """The newest reply if it contained no plans, to skip decoding equal ones."""
         self._retired_sockets: deque[socket.socket] = deque()
         self._pid = os.getpid()
         self.is_stranded = False
-        """Whether the thread has ended because nobody listens on the socket; not set once it has registered."""
+        """Whether the thread has ended because nobody listened on the socket before it registered."""
         self.num_registrations = 0
-        """How often the daemon has accepted this rank: another daemon knows nothing of what was measured before."""
+        """How often a daemon has accepted this rank; a new daemon knows no earlier measurements."""
         self.num_untimed_registrations = 0
         """The same while the daemon can do without the times of instructions in most iterations, else 0."""
         self._takes_several = False
         self.energy_per_gpu_j: float | None = None
         self.power_per_gpu_w: float | None = None
         self.reorder_refusal = ""
-        """Why the rank takes no other order any more; told when it leaves, since a failed program reports no more."""
+        """Why the rank no longer accepts other orders; sent when it leaves, since a failed program reports no more."""
         self.clock_socket: socket.socket | None = None
         """Non-blocking SEQPACKET socket to the daemon, used by the training thread; None while not connected."""
         self._thread = threading.Thread(target=self._run, name="gpuenergyd-reporter", daemon=True)
@@ -172,7 +172,7 @@ class Reporter:
     def retire_clock_socket(self) -> None:
         """Stop using the clock socket; never blocks.
 
-        It is closed much later: a thread may be about to send on it, and the number of a closed descriptor may be
+        It is closed much later, because a thread may be about to send on it, and a closed descriptor's number may be
         reused for another file.
         """
         clock_socket, self.clock_socket = self.clock_socket, None
@@ -183,7 +183,7 @@ class Reporter:
         self._attempt(self._register)
         is_open = True
         while is_open and not self.is_stranded:
-            if self._is_often_called:  # asleep, it is not woken by each iteration
+            if self._is_often_called:  # sleep without waking up at each iteration
                 self._stopping.wait(REPORT_PERIOD_S)
             is_open = self._handle(self._wait_for_first())
         self._attempt(self._leave)
@@ -200,7 +200,7 @@ class Reporter:
                 wait_s = min(2.0 * wait_s, max(_LONGEST_WAIT_S, wait_s))
 
     def _handle(self, first: _Queued) -> bool:
-        """Handle what is queued, in order; return False at its end."""
+        """Handle the queue in order; return False after its last item."""
         queued = first
         iterations: list[_Reportable] = []
         while queued is not None:
@@ -316,7 +316,7 @@ class Reporter:
         self._record_success()
 
     def _connect_clock_socket(self, registered: RankRegistered) -> socket.socket:
-        """Connect where the daemon says; in a container that has its folder elsewhere, beside the socket in use."""
+        """Connect to the daemon's path; in a container with another mount point, to the folder of the API socket."""
         path = Path(registered.clock_socket_path)
         if self._connection is not None and not path.exists():
             beside = Path(self._connection.socket_path).with_name(path.name)
@@ -396,9 +396,9 @@ class Reporter:
             self._warn(f"the daemon at {self._socket_path} answers again, after {silent_s:.0f} s")
 
     def _report_refusal(self, error: Exception) -> None:
-        """Log why the daemon does not follow this rank: each reason of a registration once, of reports only the first.
+        """Log why the daemon refused this rank: each reason for a refused registration, but only the first for reports.
 
-        Reasons of reports name instants, so that no two are the same.
+        Reasons for refused reports contain instants, so no two are the same.
         """
         if isinstance(error, _RefusedError):
             self._warn_once(
@@ -425,12 +425,12 @@ class Reporter:
 
     @property
     def _rank_name(self) -> str:
-        """This rank in messages: of a plain loop the process, of a pipeline the stage."""
+        """This rank's name in messages: of a plain loop the process, of a pipeline the stage."""
         own = self._registration
         return f"rank {own.dp_rank if own.num_dp_ranks > 1 else own.pp_rank}"
 
     def _inform(self, text: str) -> None:
-        """Log a line for the user, once per training; programs that log no information get it on stderr."""
+        """Log a line for the user, once per training; print it on stderr if the program does not log at INFO level."""
         if not self._is_first:
             return
         if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
@@ -458,7 +458,7 @@ class Reporter:
 
 
 def joined(reports: Sequence[bytes]) -> list[bytes]:
-    """Return the JSON of reports as few arrays, each within the limit of a message."""
+    """Join JSON reports into as few arrays as fit into messages of limited size."""
     arrays: list[bytes] = []
     own: list[bytes] = []
     size = 1

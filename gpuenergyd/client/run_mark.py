@@ -1,7 +1,7 @@
-"""Marker file of `gpuenergyd run`, deleted when a rank joins: one that is left tells that nothing has joined.
+"""Marker file of `gpuenergyd run`, deleted when a rank joins: if it remains, nothing has joined.
 
-The program's first process creates it if that is a Python process, and reports at its end that nothing has joined if
-the file is still there. The processes of ranks are its descendants and inherit the variable; they write into the file
+The program's first process, if it is a Python process, creates the file, and reports at its end that nothing has joined
+if the file still exists. The ranks' processes are its descendants and inherit the variable; they write into the file
 why they have not joined.
 """
 
@@ -23,7 +23,7 @@ _NO_TRAINING = (
 
 
 def delete_mark() -> None:
-    """Delete the mark: a rank has joined, or has told in its own log why it does not."""
+    """Delete the mark, because a rank has joined or has logged why it does not."""
     mark = _mark()
     if mark is not None:
         with contextlib.suppress(OSError):
@@ -31,7 +31,7 @@ def delete_mark() -> None:
 
 
 def record_obstacle(reason: str) -> None:
-    """Note why this process has not joined, as a sentence; a later reason replaces it. Nothing if a rank has joined."""
+    """Write why this process has not joined, replacing an earlier reason; do nothing if a rank has joined."""
     mark = _mark()
     if mark is not None:
         with contextlib.suppress(OSError), mark[1].open("r+", encoding="utf-8") as file:

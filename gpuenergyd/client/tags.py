@@ -47,8 +47,8 @@ _COMMIT_DIGITS = (40, 64)
 def find_tags(environ: Mapping[str, str] | None = None, program: str | None = None) -> tuple[tuple[str, str], ...]:
     """Return tags by name, the user's own first; `program` is the file of the training program.
 
-    Names consist of lower-case letters, digits, `_`, `.` and `-`. Surplus tags are dropped, long values are cut, and
-    what does not fit into 4096 bytes is dropped, too.
+    Names consist of lower-case letters, digits, `_`, `.` and `-`. Long values are cut. Tags beyond the maximum number,
+    or beyond 4096 bytes in total, are dropped.
     """
     try:
         environ = os.environ if environ is None else environ

@@ -1,8 +1,8 @@
-"""Accounts of jobs on disk, so that a job keeps its account when the daemon is killed and started again.
+"""Job accounts on disk, so that a job keeps its account when the daemon is killed and restarted.
 
-A daemon that stops normally hands its jobs over; after a kill the training processes register again as new jobs with
-new ids. So each account is saved together with the processes of its job: a process that is still running gets its
-account back, a new run with the same job name starts with an empty one.
+A daemon that stops normally hands its jobs over to the next one. After a kill, the training processes register again as
+new jobs with new ids. Each account is therefore saved with the processes of its job: a job whose processes still run
+gets its account back, and a new run with the same job name starts with an empty one.
 """
 
 import logging
@@ -49,7 +49,7 @@ class FileContent(Generic[Account]):
 class AccountFile(Generic[Account]):
     """The file and the accounts that the previous daemon left in it; file errors are logged, never raised.
 
-    `content_type` is that of the file with its kind of accounts, and `what` names them in messages.
+    `content_type` is the type of the file's content for this kind of account; `what` names the accounts in the log.
     """
 
     def __init__(self, path: Path, content_type: type[FileContent[Account]], *, what: str) -> None:
@@ -72,7 +72,7 @@ class AccountFile(Generic[Account]):
             self._unclaimed = saved.jobs
 
     def take_over(self, job_name: str, pids: Mapping[int, int]) -> Account | None:
-        """Return and remove the saved account of the job that these processes (pid by rank) were in."""
+        """Remove and return the saved account of the job to which these processes (pid by rank) belonged."""
         if not self._is_read:
             self._read()
         processes = set(running_processes(pids))
@@ -83,7 +83,7 @@ class AccountFile(Generic[Account]):
         return None
 
     def save(self, jobs: Iterable[SavedAccount[Account]]) -> None:
-        """Write the accounts of running jobs, and those whose processes have not registered again yet, if changed.
+        """Save the accounts of running jobs and of jobs yet to register again, if anything has changed.
 
         The file is replaced atomically.
         """

@@ -1,6 +1,6 @@
 """Composition root of the daemon: starts all components in order, supervises them, and restores GPUs on stop.
 
-Longer than 400 lines, since it is the one place that knows all services: it builds, starts, hands over and stops them.
+Longer than 400 lines, since only this module knows all services: it builds, starts, hands over and stops them.
 """
 
 import asyncio
@@ -189,7 +189,7 @@ class Daemon:
         self._periodic = Periodic()
 
     def _accounted(self) -> Iterator[RunningJob]:
-        """Yield the jobs with carbon targets; of a pipeline across hosts only the whole, by its leader."""
+        """Yield the jobs with carbon targets; a pipeline across hosts is one job, represented by its leader."""
         yield from (runner for runner in self.jobs if not runner.is_member)
         yield from self.members.leaders
 
@@ -211,7 +211,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        # Both sockets first: an early client waits in the queue instead of being refused.
+        # Open both sockets first, so that an early client waits in the queue instead of being refused.
         clock_listener = open_listener(settings.clock_socket_path, SOCK_SEQPACKET, group=settings.socket_group)
         listener = open_listener(settings.socket_path, SOCK_STREAM, group=settings.socket_group)
         try:
@@ -285,7 +285,7 @@ class Daemon:
             log.info("restoring all GPUs")
             self.worker.announce_shutdown()
             await self.jobs.close("the daemon was stopped")
-        # Closing the link lets the GPU worker restore what is left, for instance of a job that did not end in time.
+        # When the link closes, the GPU worker restores what is left, such as GPUs of a job that did not end in time.
         await self.worker.close()
         await self._save_switching()
         await self.policy.close()
@@ -366,7 +366,7 @@ class Daemon:
             await asyncio.sleep(min(_SUPERVISION_PERIOD_S, watchdog.period_s or _SUPERVISION_PERIOD_S))
 
     def _handle(self, event: WorkerEvent) -> None:
-        """Pass an event of the GPU worker on to those that it concerns."""
+        """Pass an event of the GPU worker on to the components that it concerns."""
         match event:
             case WorkerReady():
                 self.gpus.update(event.identities)

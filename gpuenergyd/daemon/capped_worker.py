@@ -1,7 +1,7 @@
 """The GPU worker behind ceilings: no job, administrator or Zeus client sets a clock or limit above a GPU's ceiling.
 
-Changes of ceilings take effect at once, under the lease of the GPU's holder; a GPU that nobody has leased is leased
-under an id of its own, which gives way to any other lease. So the worker journals every change, and restores it when a
+A changed ceiling takes effect at once, under the existing lease of the GPU. A GPU without a lease is leased under a
+separate id, which gives way to any other lease. The worker therefore journals every change, and restores it when a
 process dies.
 """
 
@@ -57,17 +57,17 @@ class CappedWorker:
     worker: WorkerPort
     gpus: Gpus
     may_set_clocks: bool = True
-    """Whether the settings permit clocks; without, only power limits are lowered."""
+    """Whether the settings permit changing clocks; if not, only power limits are lowered."""
     _ceilings: dict[str, Ceiling] = field(default_factory=dict)
     _lowered_clocks: set[str] = field(default_factory=set)
-    """GPUs whose clock a ceiling may have lowered: noted before the call, forgotten once it is lifted."""
+    """GPUs whose clock a ceiling may have lowered: added before the call, removed once the ceiling is lifted."""
     _lowered_limits: set[str] = field(default_factory=set)
     """GPUs whose power limit a ceiling may have lowered."""
     _failed: dict[str, str] = field(default_factory=dict)
     """Why the ceiling of a GPU could not be set or lifted."""
     _leases: dict[str, _Lease] = field(default_factory=dict)
     _locks: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-    """One change of holder or ceiling at a time per GPU; else a ceiling could be lifted under a lease just replaced."""
+    """Per GPU, one change of lease or ceiling at a time; else a ceiling could be lifted under a replaced lease."""
     _due: set[str] = field(default_factory=set)
     _applying: asyncio.Task[None] | None = None
 
@@ -75,29 +75,29 @@ class CappedWorker:
 
     @property
     def trouble(self) -> str | None:
-        """Why a ceiling could not be set or lifted; None once all are."""
+        """Why a ceiling could not be set or lifted; None if there is no such failure."""
         return next(iter(self._failed.values()), None)
 
     def set_ceilings(self, ceilings: Mapping[str, Ceiling]) -> None:
-        """Replace all ceilings, of whatever service; GPUs without one run again as their holders want."""
+        """Replace all ceilings of all services; GPUs without one return to what their lease holders want."""
         changed = {u for u in {*ceilings, *self._ceilings} if ceilings.get(u) != self._ceilings.get(u)}
         self._ceilings = {uuid: ceiling for uuid, ceiling in ceilings.items() if ceiling != _NO_CEILING}
         self._apply_soon(changed)
 
     def adopt(self, gpu_uuids: Sequence[str], lease_id: str, owner: LeaseOwner) -> None:
-        """Take note of a lease that an earlier daemon acquired."""
+        """Record a lease that an earlier daemon acquired."""
         for uuid in gpu_uuids:
             self._leases[uuid] = _Lease(lease_id, owner, self.may_set_clocks)
 
     def handle_worker_ready(self) -> None:
-        """Set all ceilings again: a new worker has no leases."""
+        """Set all ceilings again, since a new worker has no leases."""
         self._leases.clear()
         self._forget_lowered(tuple(self._lowered_clocks | self._lowered_limits))
         self._failed.clear()
         self._apply_soon(set(self._ceilings))
 
     async def retry(self) -> None:
-        """Try once more what failed."""
+        """Try again to set or lift the ceilings that failed."""
         self._apply_soon(set(self._failed))
 
     async def close(self) -> None:
@@ -108,14 +108,14 @@ class CappedWorker:
             await asyncio.gather(self._applying, return_exceptions=True)
 
     async def settled(self) -> None:
-        """Wait until the present ceilings are set, or could not be."""
+        """Wait until every present ceiling is set or has failed."""
         while self._applying is not None:
             await asyncio.wait({self._applying})
 
     # --- the worker port ---
 
     async def do(self, command: Command[ReplyT], pidfds: Sequence[int] = ()) -> ReplyT:
-        """Execute a command: power limits stay up to the ceilings, and ceilings outlast leases and restores."""
+        """Execute a command: power limits are capped at the ceilings, which outlast leases and restores."""
         wanted: Command[Any] = command  # mypy: no Command[ReplyT] is an AcquireLease
         match wanted:
             case AcquireLease(lease_id, gpu_uuids, owner, sets_clocks):
@@ -140,7 +140,7 @@ class CappedWorker:
                 lease = self._leases.get(gpu_uuid)
                 if lease is not None and lease.lease_id == lease_id:
                     lease.limit_w = limit_w
-                capped_w: Any = self._capped_limit_w(gpu_uuid, limit_w)  # a float where the limit is one
+                capped_w: Any = self._capped_limit_w(gpu_uuid, limit_w)  # a float if the limit is one
                 command = cast("Command[ReplyT]", replace(wanted, power_limit_w=capped_w))
             case _:
                 pass
@@ -187,7 +187,7 @@ class CappedWorker:
             self._applying = None
 
     async def _apply(self, gpu_uuid: str) -> None:
-        """Set the present ceiling of a GPU, or lift the one before."""
+        """Set the present ceiling of a GPU, or lift the previous one."""
         async with self._alone((gpu_uuid,)):
             try:
                 await self._set_with_any_lease(gpu_uuid)
@@ -204,7 +204,7 @@ class CappedWorker:
         try:
             await self._set(gpu_uuid)
         except GpuError:
-            # The worker may have ended the lease that we know of, for instance of a process that has just died.
+            # The worker may have ended the lease known here, for instance because its process has just died.
             if known is None or gpu_uuid not in self._ceilings:
                 raise
             del self._leases[gpu_uuid]
@@ -251,7 +251,7 @@ class CappedWorker:
         self._lowered_limits.difference_update(gpu_uuids)
 
     def _clocks_now(self, gpu_uuid: str, lease: _Lease) -> ClockRequest:
-        """Return the request of what the holder of a lease wants now; full speed if it has not said."""
+        """Return the clocks that the holder of a lease wants now; full speed if it has requested none."""
         now_ns = time.monotonic_ns()
         full_mhz = self.gpus[gpu_uuid].max_sm_clock_mhz
         if lease.clocks is None:

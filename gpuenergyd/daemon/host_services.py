@@ -1,7 +1,7 @@
 """Services of plugins: parts of the daemon that act on all jobs and GPUs of a host, such as its power budget.
 
-An entry point of the group `gpuenergyd.host_services` names the class of one. Services run on the daemon's event loop,
-so one that blocks delays every training program.
+Each is a class, named by an entry point of the group `gpuenergyd.host_services`. Services run on the daemon's event
+loop, so a service that blocks delays every training program.
 """
 
 import logging
@@ -25,19 +25,19 @@ log = logging.getLogger(__name__)
 
 SERVICES_GROUP = "gpuenergyd.host_services"
 _POWER_LIMITS = ("power_budget_w", "power_schedule_path", "power_ramp_w_per_s")
-"""Settings that only the service `power` keeps to."""
+"""Settings that only the service `power` enforces."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostParts:
-    """What the daemon lends to a service."""
+    """The parts of the daemon that a service may use."""
 
     settings: Settings
     gpus: Gpus
     jobs: Jobs
-    """Their runners take events, such as a target of power."""
+    """Their runners accept events, such as a power target."""
     ceilings: CappedWorker
-    """Sets limits of GPUs that no lease exceeds, and lifts them when the daemon stops."""
+    """Sets limits per GPU that no lease can exceed, and lifts them when the daemon stops."""
     divide_power: Callable[[PowerQuery], Awaitable[PowerReply | PolicyFailure]]
     """Asks a power target policy in the policy host, with the frontiers of all jobs."""
     history: HistoryPort
@@ -58,7 +58,7 @@ class HostService(Protocol):
         ...
 
     async def start(self) -> None:
-        """Begin to act; the GPUs are known."""
+        """Start the service; the GPUs are known by now."""
         ...
 
     async def close(self) -> None:
@@ -66,12 +66,12 @@ class HostService(Protocol):
         ...
 
     def handle_samples(self, samples: Sequence[GpuSample]) -> None:
-        """Take note of new readings of GPUs."""
+        """Handle new readings of GPUs."""
         ...
 
     @property
     def trouble(self) -> str | None:
-        """Why the status should be degraded; None while all is well."""
+        """Why the daemon's status should be degraded; None if there is no problem."""
         ...
 
     def status(self) -> Mapping[str, Any]:
@@ -84,7 +84,7 @@ def host_services() -> Mapping[str, type[HostService]]:
     """Return the installed services by name.
 
     Raises:
-        GpuEnergyError: one cannot be loaded; a daemon without it might exceed a limit of its host.
+        GpuEnergyError: a service cannot be loaded; without it, the daemon might exceed a limit of its host.
     """
     found: dict[str, type[HostService]] = {}
     for point in sorted(entry_points(group=SERVICES_GROUP), key=lambda point: point.name):
@@ -97,7 +97,7 @@ def host_services() -> Mapping[str, type[HostService]]:
 
 
 def check_services(settings: Settings) -> None:
-    """Check the settings against the installed services, and log a saved power budget that none of them keeps to.
+    """Check the settings against the installed services, and warn of a saved power budget that none of them enforces.
 
     Raises:
         GpuEnergyError: a service is missing that a setting needs, cannot be loaded, or refuses the settings.

@@ -1,4 +1,4 @@
-"""Protocols of the services that a running job uses: each has several implementations, or separates two rooms."""
+"""Protocols of the services that a running job uses: each has several implementations or separates two packages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class PolicyPort(Protocol):
 
     @property
     def activity(self) -> str | None:
-        """What it does before it answers, such as compiling; None while there is nothing to report."""
+        """What delays its answer, such as compiling; None if nothing does."""
         ...
 
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan | PolicyFailure:
@@ -64,11 +64,11 @@ class HistoryPort(Protocol):
 
 
 class RunningJob(Protocol):
-    """A running job, as the carbon service and the other replicas of its training see it."""
+    """A running job as seen by the carbon service and by the other replicas of its training."""
 
     @property
     def job(self) -> Job:
-        """The state machine of the job; read only, events change it."""
+        """The state machine of the job; read-only, since only events change it."""
         ...
 
     @property
@@ -81,7 +81,7 @@ class RunningJob(Protocol):
 
     @property
     def carbon_zones(self) -> frozenset[str]:
-        """Zones of carbon intensities that other hosts of the job have reported."""
+        """Carbon-intensity zones that other hosts of the job have reported."""
         ...
 
     def handle(self, event: Event) -> None:
@@ -93,7 +93,7 @@ class ReplicasPort(Protocol):
     """The other replicas of a job's training."""
 
     def least_overhead_s(self, runner: RunningJob) -> float | None:
-        """Return the least time that another replica spends outside its instructions; None while none is known."""
+        """Return the shortest time that another replica spends outside its instructions; None while unknown."""
         ...
 
     def has_replicas(self, job_id: str) -> bool:
@@ -105,7 +105,7 @@ class ReplicasPort(Protocol):
         ...
 
     def block_begins(self, runner: RunningJob, apply_at_iteration: int) -> None:
-        """Have the other replicas run at full speed in the same iterations as this one."""
+        """Have the other replicas run the same iterations at full speed as this one."""
         ...
 
 
@@ -130,11 +130,11 @@ class IterationWatcher(Protocol):
         ...
 
     def follow(self, runner: RunningJob, target: PerformanceTarget | None, reason: str = "") -> None:
-        """Let a job have the target that is decided for its training elsewhere; None: decide its targets here again."""
+        """Give a job the target that another host has decided for its training; None: decide its targets here again."""
         ...
 
     def charge_others(self, runner: RunningJob, excess_s: float) -> None:
-        """Charge a job's account with what plans of its training's other replicas have cost so far."""
+        """Charge a job's account with the total time that plans of its training's other replicas have cost."""
         ...
 
     def plan_excess_s(self, runner: RunningJob) -> float:
@@ -143,14 +143,14 @@ class IterationWatcher(Protocol):
 
 
 class PastJobPort(Protocol):
-    """The store of what jobs left."""
+    """The store of past jobs."""
 
     async def recall(self, uid: int, gpu_model_name: str) -> tuple[PastJob, ...]:
         """Return past jobs of a user on a GPU model, and imported ones, newest first; empty if they cannot be read."""
         ...
 
     async def order_refusal(self, signature: str) -> str | None:
-        """Return why jobs with a signature must not run another order; None if they may, or it cannot be read."""
+        """Return why jobs with a signature must not be reordered; None if they may be, or if it cannot be read."""
         ...
 
 
@@ -167,8 +167,8 @@ class JobServices:
     is_observing: bool = False
     """Whether the daemon only measures and never changes a clock."""
     levers: frozenset[Lever] = frozenset(Lever)
-    """What plans of jobs may set."""
+    """The kinds of settings that plans may change."""
     watcher: IterationWatcher | None = None
     carbon_zone: str | None = None
-    """Zone of this host's carbon intensities; None without any."""
+    """Carbon-intensity zone of this host; None if not configured."""
     past_jobs: PastJobPort | None = None

@@ -1,4 +1,4 @@
-"""Validation of what training processes send (registrations, job lengths, tags, reports), and descriptions of jobs."""
+"""Validation of training processes' messages (registrations, job lengths, tags, reports), and job descriptions."""
 
 import logging
 import math
@@ -49,7 +49,7 @@ def checked_order(registration: RankRegistration) -> tuple[Instruction, ...]:
     """Return the instructions that a rank runs in an iteration.
 
     Raises:
-        ProtocolError: the protocol version is another one, or a number is out of range.
+        ProtocolError: the protocol version is unsupported, or a number is out of range.
     """
     if registration.protocol_version != PROTOCOL_VERSION:
         raise ProtocolError(
@@ -79,7 +79,7 @@ def checked_order(registration: RankRegistration) -> tuple[Instruction, ...]:
 
 
 def check_texts(registration: RankRegistration) -> None:
-    """Check the names in a registration, which outputs show and the history keeps, or raise ProtocolError."""
+    """Check the names in a registration, which are shown to users and stored, or raise ProtocolError."""
     for name in ("job_name", "run_key", "schedule_name", "framework", "policy"):
         text = getattr(registration, name)
         if text is None:
@@ -91,7 +91,7 @@ def check_texts(registration: RankRegistration) -> None:
 
 
 def require_agreement(registration: RankRegistration, first: RankRegistration) -> None:
-    """Check that a registration agrees with that of the first rank of its job, or raise JobError."""
+    """Check that a registration agrees with that of its job's first rank, or raise JobError."""
     options = ("policy", "max_slowdown_ratio")
     for name in ("num_pp_ranks", "num_stage_ranks", "schedule_name", "num_microbatches", "num_chunks", *options):
         mine, theirs = getattr(registration, name), getattr(first, name)
@@ -103,14 +103,14 @@ def require_agreement(registration: RankRegistration, first: RankRegistration) -
 
 
 def option_source(registration: RankRegistration, name: str) -> OptionSource:
-    """Return where an option of a job, the value of a field of its registration, comes from."""
+    """Return where the value of a job option, a field of its registration, comes from."""
     if getattr(registration, name) is None:
         return OptionSource.DAEMON
     return OptionSource.ENVIRONMENT if name in registration.from_environment else OptionSource.ARGUMENT
 
 
 def joining_message(job: Job, registration: RankRegistration, *, is_observing: bool) -> str:
-    """Return one line for the user: policy and permitted slowdown, where they come from, and what to expect."""
+    """Return one line for the user: policy and permitted slowdown, where each was set, and what to expect."""
     expected = "the daemon only observes (mode observe): it predicts a saving in `gpuenergyd status`, and sets no clock"
     if not is_observing:
         expected = expectation(job, is_member=registration.is_pipeline_member)
@@ -148,7 +148,7 @@ def checked_slowdown(registration: RankRegistration) -> float | None:
 
 
 def checked_tags(tags: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Return the tags of a job sorted by name; their size is limited because the history database keeps them.
+    """Return the tags of a job sorted by name; their size is limited because the database stores them.
 
     Raises:
         ProtocolError: there are too many or too large tags, or one is unnamed, repeated, too long or not printable.
@@ -218,7 +218,7 @@ def checked_iteration(report: IterationReport, pp_rank: int, stage_rank: int = 0
 
 
 def reorder_offer(registration: RankRegistration) -> ReorderOffer:
-    """Return what a registration says about other orders of instructions."""
+    """Return whether a registration offers to run other orders of instructions."""
     return ReorderOffer(registration.allow_reorder, printable_line(registration.reorder_refusal)[:MAX_VALUE_CHARS])
 
 
@@ -279,7 +279,7 @@ def _instant(text: str | None) -> datetime | None:
 
 
 def job_description(registration: RankRegistration, policy: str, default_max_slowdown_ratio: float) -> JobDescription:
-    """Return the description of a new job with an id of its own.
+    """Return the description of a new job, with a new id.
 
     Raises:
         ProtocolError: the permitted slowdown or the length of the job is out of range.
@@ -307,7 +307,7 @@ def job_description(registration: RankRegistration, policy: str, default_max_slo
 def job_record(
     description: JobDescription, registration: RankRegistration, uid: int, started_at: datetime, gpu: GpuIdentity
 ) -> JobRecord:
-    """Return what the history database keeps of a new job."""
+    """Return the database record of a new job."""
     return JobRecord(
         job_id=description.job_id,
         job_name=registration.job_name,

@@ -1,6 +1,6 @@
-"""The daemon's settings: defaults, overridden by a TOML file, the environment and command-line flags, in this order.
+"""The daemon's settings: defaults, then a TOML file, the environment and command-line flags, each overriding the last.
 
-Longer than 400 lines, since it has every setting, with its check and its sources.
+Longer than 400 lines, since it holds every setting with its check and its sources.
 """
 
 import os
@@ -37,9 +37,9 @@ DEFAULT_CONFIG_PATH = Path(__file__).with_name("default_config.toml")
 """The commented file that documents every setting; `gpuenergyd install` copies it."""
 ENVIRONMENT_PREFIX = "GPUENERGYD_"
 _JOB_PREFIX = "GPUENERGYD_JOB_"
-"""Variables of training programs, some with the name of a setting after it."""
+"""Prefix of training programs' variables; after it, some have the name of a setting."""
 WORKER_UNIT_DIR = Path("/run/gpuenergyd-gpu")
-"""Directory of socket and journal of the GPU worker's systemd unit; fixed in the unit files."""
+"""Directory of the socket and journal of the GPU worker's systemd unit; fixed in the unit files."""
 
 FETCHER_UNIT_DIR = Path("/run/gpuenergyd-carbon")
 """Directory of the output file of the carbon fetcher's systemd unit; fixed in the unit files."""
@@ -60,14 +60,14 @@ class Processes(StrEnum):
 
 
 NVML, SIMULATED, COMMAND = "nvml", "simulated", "command"
-"""Drivers that other settings depend on; packages may provide more."""
+"""Names of drivers that other settings depend on; packages may provide more drivers."""
 REFUSED_IN_OBSERVE = "mode = 'observe': the daemon never changes a GPU; set mode = \"control\" and restart the daemon"
 """Reply to a request for a change while the daemon observes."""
 _FLAGS = {"max_slowdown_ratio": "--max-slowdown", "world_path": "--world"}
-"""Options of `gpuenergyd serve` that are not called like their setting."""
+"""Options of `gpuenergyd serve` whose names differ from their settings."""
 _DATABASE_KINDS = frozenset({"sqlite", "postgresql"})
 _SECRET = re.compile(r"(?<=:)[^:/@]+(?=@)")
-"""The password in a URL."""
+"""Matches the password in a URL."""
 _RANGE_ERRORS = frozenset({"greater_than_equal", "less_than_equal"})
 CONSTANT_SLOWDOWN_TARGET = "constant-slowdown"
 WATER_FILL = "water-fill"
@@ -75,7 +75,7 @@ CARBON_SIGNAL, PRICE_SIGNAL = "carbon", "price"
 
 
 def default_runtime_dir() -> Path:
-    """Return the default directory of sockets and journal, which must be empty after a reboot.
+    """Return the default directory of the sockets and journal, which must be empty after a reboot.
 
     In a systemd unit it is the one of `RuntimeDirectory=`.
     """
@@ -89,7 +89,7 @@ def default_runtime_dir() -> Path:
 
 
 def default_state_dir() -> Path:
-    """Return the default directory of the database, which must survive a reboot; a unit's is `StateDirectory=`."""
+    """Return the default directory of the database, which must survive a reboot; in a unit, `StateDirectory=`."""
     if from_unit := os.environ.get("STATE_DIRECTORY"):
         return Path(from_unit)
     if os.geteuid() == 0:
@@ -99,7 +99,7 @@ def default_state_dir() -> Path:
 
 
 def _default_mode(known: Mapping[str, Any]) -> Mode:
-    """Return control for simulated GPUs; real ones are changed only where that is asked for."""
+    """Return control mode for simulated GPUs; real GPUs are changed only if a setting requests it."""
     return Mode.CONTROL if known.get("driver") == SIMULATED else Mode.OBSERVE
 
 
@@ -108,7 +108,7 @@ def _in_runtime_dir(name: str) -> Any:
 
 
 def _in_unit_dir(unit_dir: Path, name: str) -> Any:
-    """Return a path in the directory of a unit, or in the runtime directory if the process is a child."""
+    """Return a path in a unit's directory, or in the runtime directory if the process is a child."""
     return Field(
         default_factory=lambda known: (
             unit_dir / name if known.get("processes") is Processes.UNITS else known.get("runtime_dir", Path()) / name
@@ -196,7 +196,7 @@ class Settings(BaseSettings):
     @field_validator("database_url")
     @classmethod
     def _require_supported_database(cls, url: str) -> str:
-        """Refuse a database that the daemon cannot write: it would run without history."""
+        """Refuse a database that the daemon cannot write, because it would run without history."""
         kind, _, rest = url.partition("://")
         if rest and (kind.partition("+")[0] not in _DATABASE_KINDS or (kind == "sqlite" and not rest.startswith("/"))):
             raise ValueError(
@@ -210,7 +210,7 @@ class Settings(BaseSettings):
     def _require_plain_options(
         cls, tables: dict[str, dict[str, bool | int | float | str]]
     ) -> dict[str, dict[str, bool | int | float | str]]:
-        """Refuse what cannot be written after a policy's name; the policy itself checks its options."""
+        """Refuse options that cannot be written after a policy's name; the policy itself checks their values."""
         for policy, options in tables.items():
             for name, value in options.items():
                 if not name.isidentifier() or not str(value).isprintable() or "," in str(value):
@@ -222,7 +222,7 @@ class Settings(BaseSettings):
     @field_validator("*", mode="after")
     @classmethod
     def _make_absolute(cls, value: Any) -> Any:
-        """Return a path as seen from the directory that the daemon was started in: clients run in others."""
+        """Resolve a path against the daemon's start directory, since clients run in other directories."""
         return value.absolute() if isinstance(value, Path) else value
 
     @model_validator(mode="after")
@@ -252,7 +252,7 @@ class Settings(BaseSettings):
 
     @property
     def mode_note(self) -> str | None:
-        """How to have GPUs changed, if the daemon only observes because no mode is set; None if one is."""
+        """How to enable control, if the daemon only observes because no mode is set; else None."""
         if not self.is_observing or "mode" in self.model_fields_set:
             return None
         return (
@@ -296,7 +296,7 @@ class Settings(BaseSettings):
 
     @property
     def hand_over_path(self) -> Path:
-        """File with the running jobs that a daemon leaves to the next one at a normal restart."""
+        """File in which a daemon leaves its running jobs to the next one at a normal restart."""
         return self.runtime_dir / "hand-over.json"
 
     @property
@@ -316,7 +316,7 @@ class Settings(BaseSettings):
 
     @property
     def power_budget_path(self) -> Path:
-        """File with the power budget that was requested last, for the next daemon process."""
+        """File with the last requested power budget, for the next daemon process."""
         return self.state_dir / "power-budget.json"
 
     @property
@@ -393,12 +393,12 @@ def read_config(config_path: Path | str | None) -> tuple[Path | None, dict[str, 
 
 
 def without_password(value: Any) -> Any:
-    """Return a value; in a text, the password of a URL is hidden."""
+    """Return a value, with the password hidden if it is a URL."""
     return _SECRET.sub("***", value) if isinstance(value, str) else value
 
 
 def _range_text(key: str) -> str | None:
-    """Return the range of a number, None if it has no two inclusive ends."""
+    """Return the range of a numeric setting in words; None unless both ends are inclusive."""
     field = Settings.model_fields[key]
     ends = {
         name: end
@@ -427,9 +427,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _with_policy_tables(content: dict[str, Any], *, where: str) -> dict[str, Any]:
-    """Return settings whose tables `[policy.NAME]` are `policy_options`, and whose `default` in `[policy]` is `policy`.
+    """Convert tables `[policy.NAME]` to the setting `policy_options`, and `default` in `[policy]` to `policy`.
 
-    TOML has no key that is a text and a table.
+    In TOML, a key cannot be both a string and a table.
     """
     table = content.get("policy")
     if not isinstance(table, dict):
@@ -453,7 +453,7 @@ def _require_known(given: Mapping[str, Any], *, where: str) -> None:
 
 
 def _require_known_variables() -> None:
-    """Refuse variables that are misspelled settings; programs and plugins have variables of their own."""
+    """Refuse variables that look like misspelled settings; other variables may belong to programs and plugins."""
     for name in sorted(os.environ):
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
         if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(_JOB_PREFIX) or key in Settings.model_fields:

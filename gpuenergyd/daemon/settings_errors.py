@@ -1,11 +1,11 @@
-"""Messages on invalid settings: the nearest valid name, and pydantic's reasons in one plain clause."""
+"""Messages about invalid settings: the nearest valid name, and pydantic's reasons as one plain clause."""
 
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
 
 _NEAR_RATIO = 0.8
-"""Similarity of names from which one counts as a misspelling of the other."""
+"""Least similarity at which one name is taken for a misspelling of the other."""
 _REASONS = {
     "dict_type": "must be a table",
     "path_type": "must be a path",
@@ -24,7 +24,7 @@ _PREFIXES = {"Value error, ": "", "Input should be ": "must be ", "String should
 
 
 def unknown_text(key: str, valid: Collection[str]) -> str:
-    """Return what is valid instead of an unknown name: the nearest one, all if none is near."""
+    """Return which names are valid instead of an unknown one: the nearest, or all if none is near."""
     near = nearest(key, valid)
     return f"did you mean {near!r}?" if near is not None else f"valid: {', '.join(sorted(valid))}"
 
@@ -35,7 +35,7 @@ def nearest(key: str, valid: Collection[str]) -> str | None:
 
 
 def reason_text(error: Mapping[str, Any]) -> str:
-    """Return the reason of an error of pydantic as a clause such as `must be 'control' or 'observe'`."""
+    """Return the reason of a pydantic error as a clause such as `must be 'control' or 'observe'`."""
     if (known := _REASONS.get(error["type"])) is not None:
         return known
     message = str(error["msg"])

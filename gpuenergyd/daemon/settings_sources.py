@@ -13,7 +13,7 @@ from gpuenergyd.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class SettingValue:
-    """One setting with its value, in JSON types where it has no text."""
+    """One setting with its value, as a JSON type."""
 
     key: str
     value: Any
@@ -23,7 +23,7 @@ class SettingValue:
 
 
 def setting_values(config_path: Path | None, keys: Sequence[str] = ()) -> tuple[SettingValue, ...]:
-    """Return settings, all without `keys`, of a daemon that is started now with this environment.
+    """Return the settings, or only those in `keys`, of a daemon started now with this environment.
 
     Raises:
         UsageError: a key is unknown, or the settings are invalid.

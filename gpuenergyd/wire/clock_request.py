@@ -1,7 +1,7 @@
 """Encoding of clock requests: the datagram that a training process sends inside an iteration.
 
-48 bytes hold a clock for now and one for later. The timetable of a captured graph adds eight bytes for each further
-clock: its delay after the sent instant in microseconds, and the clock.
+48 bytes hold a clock for now and one for later. The timetable of a captured graph adds eight bytes per further clock:
+its delay after the sent instant in microseconds, and the clock.
 """
 
 import struct
@@ -23,25 +23,25 @@ DATAGRAM_BYTES = _DATAGRAM.size
 MAX_DATAGRAM_BYTES = DATAGRAM_BYTES + (MAX_LATER_CLOCKS - 1) * _FURTHER.size
 TOKEN_BYTES = 16
 pack_clock_request = partial(_DATAGRAM.pack, _MAGIC, _VERSION)
-"""Return a datagram of (sequence, token, plan epoch, clock, later clock, later instant, sent instant).
+"""Return a datagram with (sequence, token, plan epoch, clock, later clock, later instant, sent instant).
 
-For the training thread, which creates no other object per request.
+It is meant for the training thread, and creates no other object per request.
 """
 
 
 def pack_further_clocks(clocks: Iterable[TimedClock], sent_mono_ns: int) -> bytes:
-    """Return what follows the 48 bytes of a request: the later clocks after the first one, to the next microsecond.
+    """Return the part after a request's 48 bytes: further later clocks, with delays rounded up to a microsecond.
 
     Args:
         clocks: in order of their instants, all after `sent_mono_ns` by at most 2**32 us.
         sent_mono_ns: the sent instant of the request.
     """
-    # Rounded up, so that none is before the first later clock, whose instant is exact.
+    # Rounded up, so that no clock comes before the first later one, whose instant is exact.
     return b"".join(_FURTHER.pack(-((sent_mono_ns - c.at_mono_ns) // _NS_PER_US), c.sm_clock_mhz) for c in clocks)
 
 
 class RankClockRequest(NamedTuple):
-    """A clock request as received from a rank: with the rank's token and the position among its requests."""
+    """A clock request as received from a rank, with the rank's token and the request's sequence number."""
 
     token: bytes
     sequence: int

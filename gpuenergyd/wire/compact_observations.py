@@ -1,11 +1,11 @@
-"""Observations of one stage as packed numbers: a tenth of their size as JSON, for the way between hosts.
+"""Observations of one stage as packed numbers, a tenth of their size as JSON, for sending between hosts.
 
 A text holds any number of observations, each packed little-endian, deflated together (RFC 1951) and encoded in base 85
 (RFC 1924, which JSON need not escape). Rows of equal form are stored by columns, which deflate better. Times and
-energies of iterations are 32-bit floats, those of instructions lack the lowest 8 bits of one: errors of 6e-8 and 2e-5
-are far below that of any measurement. NaN is a missing value. Times at a clock name the sample of the same class and
-clock where there is one. Instruction classes are positions in `StageFacts.classes`, plans in `StageReport.plan_ids`: a
-reader with other facts would read other classes, so a report names the facts that it was packed with.
+energies of iterations are 32-bit floats; those of instructions are stored without the lowest 8 bits. The errors of 6e-8
+and 2e-5 are far below those of any measurement. NaN is a missing value. A time at a clock refers to the sample of the
+same class and clock if there is one. Instruction classes are positions in the stage's list of classes, plans positions
+in `StageReport.plan_ids`. A reader with other facts would read other classes, so a report names its facts.
 """
 
 import base64
@@ -30,7 +30,7 @@ from gpuenergyd.errors import ProtocolError
 _HEAD = struct.Struct("<QHBfffffHHH")
 """Iteration, plan, flags; iteration time, turnaround, lead, window, energy; numbers of samples, times, calls."""
 _SAMPLE = struct.Struct("<BHH3s")
-"""Class; count, and `_IS_SIMPLE` for a sample without calls and with one share; clock and time of the first share."""
+"""Class; count, with `_IS_SIMPLE` set if there are no calls and one share; clock and time of the first share."""
 _MORE_OF_SAMPLE = struct.Struct("<eB")
 """Calls, number of shares."""
 _SHARE = struct.Struct("<H3s")
@@ -44,13 +44,13 @@ _BITS = struct.Struct("<I")
 _IS_REGULAR = 1
 _NO_PLAN = 0xFFFF
 _WAITING = 0xFF
-"""Instead of a class: the GPU waited."""
+"""In place of a class if the GPU waited."""
 _NO_SAMPLE = 0xFF
-"""Instead of the sample of a time at a clock: class and clock follow."""
+"""In place of the sample of a time at a clock; class and clock follow."""
 MAX_CLASSES = 0xFF
 _MAX_COUNT = 0x7FFF
 _MAX_BYTES = 2**24
-"""Of inflated observations; far more than any stage has."""
+"""Limit of the inflated observations, far more than any stage has."""
 
 
 def pack(
@@ -60,13 +60,13 @@ def pack(
     *,
     is_detailed: Mapping[int, bool] | None = None,
 ) -> str:
-    """Return the text of observations of one stage.
+    """Return one stage's observations as text.
 
     Args:
-        observations: iterations of one rank, or merged ones of tensor-parallel siblings.
+        observations: iterations of one rank, or merged from tensor-parallel siblings.
         classes: instruction classes of the stage, at most 255.
         plan_ids: all plans of the observations.
-        is_detailed: by iteration index, False for iterations of which only time and energy are needed.
+        is_detailed: by iteration index, False if only the iteration's time and energy are needed.
 
     Raises:
         ProtocolError: a number is out of range, or a class or plan is not in its list.
@@ -85,10 +85,10 @@ def pack(
 
 
 def unpack(text: str, classes: Sequence[InstructionClass], plan_ids: Sequence[str]) -> tuple[IterationObservation, ...]:
-    """Return the observations of a text, of pipeline rank 0.
+    """Return the observations in a text, as those of pipeline rank 0.
 
     Raises:
-        ProtocolError: the text is cut, or names a class or a plan that does not exist.
+        ProtocolError: the text is cut off, or refers to a class or plan that does not exist.
     """
     try:
         data = memoryview(_inflated(base64.b85decode(text)))
@@ -260,7 +260,7 @@ def _packed_float(value: float) -> bytes:
 
 
 def plans_of(observations: Iterable[IterationObservation]) -> tuple[str, ...]:
-    """Return the plans of observations, each once, as `pack` needs them."""
+    """Return the plan ids of observations without duplicates, for `pack`."""
     return tuple(dict.fromkeys(o.plan_id for o in observations if o.plan_id is not None))
 
 

@@ -14,13 +14,13 @@ _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 _building = Lock()
 """Held while a decoder is built.
 
-msgspec 0.22 shares what it knows of a dataclass among decoders before that is complete: a decoder built meanwhile by
-another thread, for a type with the same part, crashes the process when used.
+msgspec 0.22 shares incomplete information about a dataclass among decoders: if another thread meanwhile builds a
+decoder for a type that contains the same dataclass, using that decoder crashes the process.
 """
 
 
 def _plain(value: object) -> object:
-    """Return the Python number of a numpy scalar, as policies may return."""
+    """Return the Python number of a numpy scalar, which policies may return."""
     item = getattr(value, "item", None)
     if callable(item):
         return item()
@@ -36,7 +36,7 @@ def encode(value: object) -> bytes:
 
 
 def plain(value: object) -> Any:
-    """Return dataclasses and what they contain as dictionaries, lists and scalars, many times faster than `asdict`."""
+    """Convert dataclasses recursively to dictionaries, lists and scalars, many times faster than `asdict`."""
     return msgspec.to_builtins(value, enc_hook=_plain)
 
 
@@ -52,7 +52,7 @@ def decode(body: bytes, message_type: type[T], *, max_bytes: int) -> T:
 
 
 def decode_one_or_several(body: bytes, message_type: type[T], *, max_bytes: int) -> tuple[T, ...]:
-    """Return the messages of an array, or the only one, as `decode`."""
+    """Return the messages in a JSON array, or a single message as a tuple; see `decode` for errors."""
     form = Union[message_type, tuple[message_type, ...]]  # type: ignore[valid-type]  # noqa: UP007  made at run time
     found: T | tuple[T, ...] = _decoded(body, form, message_type.__name__, max_bytes)
     messages = found if isinstance(found, tuple) else (found,)

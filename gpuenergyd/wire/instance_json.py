@@ -24,7 +24,7 @@ _KEYS = ("stages", "microbatches", "p_block_w", "ops", "edges", "profiles")
 MAX_MICROBATCHES = 1_000_000
 _OP_NAME = re.compile(r"([FBIW])(\d{0,3})")
 _SCHEDULE_OF_INSTANCE = {"zbh1": "zb-h1"}
-"""Schedule names that differ in instances."""
+"""Names of schedules in instances, where they differ from ours."""
 
 
 @dataclass(frozen=True, slots=True)

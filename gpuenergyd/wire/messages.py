@@ -6,7 +6,7 @@ HTTP/1.1 with JSON bodies on the daemon's Unix socket:
     POST /v1/iterations      IterationReport, or an array of them  -> IterationReply
     POST /v1/pace            PaceReport       -> PaceReply
     POST /v1/release         RankRelease      -> ReleaseReply
-    POST /v1/members         MemberQuery      -> MemberReport     pipelines across hosts: wire/pipeline_messages.py
+    POST /v1/members         MemberQuery      -> MemberReply      pipelines across hosts: wire/pipeline_messages.py
     POST /v1/members/plan    MemberPlan       -> IterationReply
     POST /v1/pipelines       PipelineReport   -> PipelineReply
     POST /v1/leases          LeaseRequest     -> LeaseGranted     manual leases of administrators
@@ -33,12 +33,12 @@ class RankRegistration:
 
     All ranks of a job send the same `job_name` and `run_key`; the key differs between runs of the same name. A pipeline
     of `num_pp_ranks` stages is complete when all `num_stage_ranks` ranks of each stage have registered; data-parallel
-    replicas are separate pipelines. The ranks of a stage, tensor-, context- and expert-parallel ones, run the same
+    replicas are separate pipelines. The tensor-, context- and expert-parallel ranks of a stage run the same
     instructions together and follow one plan; each has its own GPU.
     `order` lists the rank's instructions of one iteration; a plain loop has the single instruction F0, or its phases:
     forward F, backward B, gradient communication C, optimizer step O, wait for data D. `tags` group jobs in reports.
     The length of the job is optional: its iterations, its hours at full speed, or its deadline (ISO 8601, UTC). Tags
-    and length of the first rank to register count.
+    and length are taken from the first rank to register.
     """
 
     protocol_version: int
@@ -62,17 +62,17 @@ class RankRegistration:
     is_pipeline_member: bool = False
     """Whether the rank belongs to a pipeline across hosts, whose plans are posted: see wire/pipeline_messages.py."""
     from_environment: tuple[str, ...] = ()
-    """Which of `policy` and `max_slowdown_ratio` the environment gave, not the program."""
+    """Which of `policy` and `max_slowdown_ratio` come from the environment instead of the program."""
     num_dp_ranks: int = 1
-    """Processes of a plain loop that end each iteration together, on all hosts; each one is a job of its own."""
+    """Number of processes, on all hosts, of a plain loop that end each iteration together; each is a separate job."""
     stage_rank: int = 0
-    """Number of this rank among those of its stage."""
+    """Index of this rank among those of its stage."""
     num_stage_ranks: int = 1
-    """Ranks of each stage, all on this host."""
+    """Number of ranks per stage, all on this host."""
     allow_reorder: bool = False
     """Whether the user allows plans with another order of instructions."""
     reorder_refusal: str = "the order of this schedule cannot be changed from outside"
-    """Why the rank takes no other order, whatever the user allows; empty if it does."""
+    """Why the rank cannot run another order, even if the user allows it; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +84,16 @@ class RankRegistered:
     clock_socket_path: str
     protocol_version: int
     message: str = ""
-    """One line for the user: the job's policy and permitted slowdown, where they come from, and what to expect."""
+    """One line for the user: the job's policy and permitted slowdown, where each was set, and what to expect."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterationReport:
-    """Report of one rank on one iteration, posted when the next begins on its GPU; `plan_epoch` 0 means no plan.
+    """Report of one rank on one iteration, sent when the next one begins on its GPU; `plan_epoch` 0 means no plan.
 
-    All times are those of the GPU. `end_mono_ns` is the end of the step, `next_begin_mono_ns` the begin of the next
+    All times are those of the GPU. `end_mono_ns` is the end of the step, `next_begin_mono_ns` the start of the next
     one, 0 if there is none. The program may have launched later iterations already, which follow older plans:
-    `launched_iteration_index` is the newest of them; -1 in reports that do not say it.
+    `launched_iteration_index` is the newest of them, -1 if unknown.
     """
 
     rank_token: str
@@ -109,20 +109,20 @@ class IterationReport:
     captured: str = ""
     """How the clocks of a replayed graph are set, `timetable` or `one clock`; empty for any other iteration."""
     memory_bytes: tuple[int, ...] = ()
-    """Memory that was free at the peak so far, that a microbatch takes, and of the whole GPU; empty if not measured."""
+    """Bytes free at peak memory use, bytes that a microbatch takes, and bytes of the GPU; empty if not measured."""
     reorder_refusal: str = ""
-    """Why the rank takes no other order any more, for instance after it ran out of memory; empty if it does."""
+    """Why the rank no longer accepts other orders, for instance after it ran out of memory; empty if it does."""
     client_cost_s: float | None = None
-    """Time that the training thread spends in the client's calls in an iteration, as in the newest one of its kind
-    that was sampled; None if none was."""
+    """Time per iteration that the training thread spends in the client's calls, from the newest sampled iteration of
+    this kind; None if none was sampled."""
     is_in_order: bool | None = None
-    """Of an iteration without `instructions`, because they were not timed: whether the rank ran those of its
-    registration, or of its plan, in that order. None: `instructions` are all that ran."""
+    """For an iteration that was not timed and so has no `instructions`: whether the rank ran the instructions of its
+    plan or registration in that order. None if `instructions` lists all that ran."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSlice:
-    """One rank's slice of a plan, to follow from the begin of iteration `apply_at_iteration`.
+    """One rank's slice of a plan, to follow from the start of iteration `apply_at_iteration`.
 
     Without changes the rank requests no clocks.
     """
@@ -141,43 +141,43 @@ class PlanSlice:
 class IterationReply:
     """Plans that are new to the rank, oldest first; a plan may be repeated, because replies can be lost.
 
-    With it comes the energy of the newest measured iteration of the rank's job; None while there is none.
+    Energy and power are those of the newest measured iteration of the rank's job; None before the first.
     """
 
     plans: tuple[PlanSlice, ...] = ()
     energy_per_gpu_j: float | None = None
-    """Energy of an iteration divided by the number of GPUs."""
+    """Energy of the iteration divided by the number of GPUs."""
     power_per_gpu_w: float | None = None
-    """The same divided by the time of the iteration."""
+    """Energy per GPU divided by the iteration time."""
     takes_several: bool = False
     """Whether one message may be an array of reports of this rank, in order."""
     takes_untimed: bool = False
-    """Whether the daemon can do without the times of instructions in most iterations."""
+    """Whether the daemon needs no instruction times in most iterations."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingBudget:
-    """What a replica has read of the slowdown budget of its training, which the host of the first replica keeps.
+    """What a replica has read about its training's slowdown budget, which the first replica's host keeps.
 
-    Ratios are relative to the baseline. All of it is what replicas have published of their `BudgetShare`.
+    Ratios are relative to the baseline. All values come from the `BudgetShare` that each replica publishes.
     """
 
     is_first: bool
     """Whether this replica is the first one, which decides for all."""
     permitted_slowdown_ratio: float | None = None
-    """What the first replica permits all others; None before it was heard, and for itself."""
+    """Slowdown that the first replica permits the others; None for itself, and before its first message."""
     is_decided: bool = False
-    """Whether the first replica's host decides targets, so that this is not the registered slowdown."""
+    """Whether the first replica's host decides targets; if not, this is the registered slowdown."""
     age_s: float = 0.0
     """Age of the first replica's message."""
     excess_s: float = 0.0
-    """Time that plans of other replicas have cost so far, at most; for the first replica's account."""
+    """Upper bound of the time that other replicas' plans have cost in total, for the first replica's account."""
     num_replicas: int = 1
-    """Replicas that exchange budgets, one for each host of a data-parallel loop; this one included."""
+    """Number of replicas that exchange budgets, including this one; for a data-parallel loop, one per host."""
     others_spent_s: float = 0.0
-    """What the others have spent of the training's time account, or may spend on experiments that have begun."""
+    """Time that the others have spent from the training's account, or may spend on experiments that have begun."""
     others_age_s: float = 0.0
-    """Age of the oldest of their messages."""
+    """Age of the oldest message of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,22 +185,22 @@ class BudgetShare:
     """What a replica publishes to the others for the slowdown budget of their training."""
 
     permitted_slowdown_ratio: float
-    """What its target permits now; before its first tuned plan what is registered, and 0 before its baseline."""
+    """Slowdown that its target permits now: 0 before the baseline, then the registered one until a plan is tuned."""
     is_decided: bool = False
     """Whether its host decides targets, from a carbon account."""
     excess_s: float = 0.0
-    """Time beyond full speed that its own plans have cost so far."""
+    """Total time beyond full speed that its own plans have cost."""
     spent_s: float = 0.0
-    """What it has spent of the training's time account, or may spend on experiments that have begun."""
+    """Time that it has spent from the training's account, or may spend on experiments that have begun."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaceReport:
     """Pace of the slowest replica of this training on other hosts, read `age_s` ago.
 
-    `slowest_other_time_s` is the replica's iteration time at full speed and without waits, from its own `PaceReply`;
-    None means that there is no replica elsewhere any more. A pace expires after five such iterations, at the earliest
-    after 10 s; a repeated one extends its lifetime. `is_news` is False if it is no new reading (same `num_readings`).
+    `slowest_other_time_s` is that replica's iteration time at full speed without waits, from its own `PaceReply`; None
+    if there are no other replicas left. A pace expires after five such iterations, but not before 10 s; a repeated pace
+    extends its lifetime. `is_news` is False if it is not a new reading (same `num_readings`).
     """
 
     rank_token: str
@@ -208,16 +208,16 @@ class PaceReport:
     age_s: float = 0.0
     is_news: bool = True
     least_other_overhead_s: float | None = None
-    """Least time per iteration that any replica elsewhere spends outside of its instructions."""
+    """Shortest time per iteration that a replica on another host spends outside its instructions."""
     budget: TrainingBudget | None = None
     covers_host: bool = False
-    """Whether the report is for all replicas of the training on this host, and the reply of the slowest of them: loops
-    have a replica per rank, and one rank of each host carries the paces of all."""
+    """Whether the report is for all of the training's replicas on this host, and the reply about the slowest of them.
+    In loops, every rank is a replica, and one rank of each host sends the paces of all."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaceReply:
-    """Pace of this replica (None while unknown) and the straggler pace that it has to keep (None without one).
+    """Pace of this replica (None while unknown) and the straggler's pace that it follows (None without one).
 
     If the report covers the host, the pace is that of its slowest replica.
     """
@@ -225,19 +225,19 @@ class PaceReply:
     own_time_s: float | None
     straggler_time_s: float | None
     num_readings: int = 0
-    """Number of estimates of `own_time_s` so far."""
+    """How often `own_time_s` has been estimated."""
     overhead_s: float | None = None
-    """Time of an iteration without a running instruction, known waits for other replicas excluded."""
+    """Time per iteration in which no instruction runs, without known waits for other replicas."""
     budget: BudgetShare | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RankRelease:
-    """Orderly leave of a training process."""
+    """Message of a training process that leaves its job in an orderly way."""
 
     rank_token: str
     reorder_refusal: str = ""
-    """Why the rank took no other order any more, as in `IterationReport`: a program that fails reports no more."""
+    """Why the rank no longer accepted other orders, as in `IterationReport`, since a failed program reports no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,12 +245,12 @@ class ReleaseReply:
     """Reply to a release."""
 
     message: str = ""
-    """One line for the user: what the job has saved, or why it has saved nothing."""
+    """One line for the user that says what the job has saved, or why it has saved nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """Manual lease of an administrator: locks a GPU's clock, limits its power, or both; `gpu` is a UUID or an index."""
+    """Request of an administrator to lock a GPU's clock, limit its power, or both; `gpu` is a UUID or an index."""
 
     gpu: str
     sm_clock_mhz: int | None = None
@@ -261,7 +261,7 @@ class LeaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class LeaseGranted:
-    """Controls of a granted lease; without `remaining_s` it lasts until its release or the daemon's stop."""
+    """Settings of a granted lease; without `remaining_s`, it lasts until it is released or the daemon stops."""
 
     gpu_uuid: str
     lease_id: str | None
@@ -273,7 +273,7 @@ class LeaseGranted:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRelease:
-    """Release of a manual lease: clock lock and power limit together."""
+    """Request to release a manual lease, with both its clock lock and its power limit."""
 
     gpu: str
     is_dry_run: bool = False
@@ -281,7 +281,7 @@ class LeaseRelease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseReleased:
-    """Outcome for each control that the lease had changed."""
+    """Reply: the outcome for each setting that the lease had changed."""
 
     gpu_uuid: str
     lease_id: str

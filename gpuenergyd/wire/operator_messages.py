@@ -30,21 +30,21 @@ from gpuenergyd.wire.daemon_codec import decode
 
 @dataclass(frozen=True, slots=True)
 class JobPatch:
-    """What to change of a running job; null leaves a value as it is."""
+    """Changes of a running job; null leaves a value as it is."""
 
     policy: str | None = None
     max_slowdown_ratio: float | None = None
     priority: int | None = None
-    """Rank among the jobs of the host, 0 highest (administrators)."""
+    """Priority among the jobs of the host, 0 highest (administrators)."""
     is_paused: bool | None = None
     """Whether the job runs at full speed with its GPUs restored, until it is resumed."""
     is_released: bool = False
-    """Withdraws all earlier orders instead: what the job was registered with holds again."""
+    """Withdraws all earlier orders, so that the values of the job's registration apply again."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobPatched:
-    """A job after a change; `changes` has one text per value that differs now, e.g. `priority 0 -> 2`."""
+    """A job after a change; `changes` has one text per changed value, e.g. `priority 0 -> 2`."""
 
     job_id: str
     job_name: str
@@ -60,7 +60,7 @@ def decode_job_patch(body: bytes) -> JobPatch:
     """Return a change of a job.
 
     Raises:
-        ProtocolError: the body is no JSON object of this form.
+        ProtocolError: the body is not a JSON object of this form.
         UsageError: a key is unknown, or nothing is to be changed.
     """
     patch = decode(body, JobPatch, max_bytes=MAX_CONTROL_MESSAGE_BYTES)
@@ -78,7 +78,7 @@ def decode_job_patch(body: bytes) -> JobPatch:
 
 @dataclass(frozen=True, slots=True)
 class JobFit:
-    """The fitted pipeline of a job and the plan in force; without a plan's ranks the job runs at full speed."""
+    """The fitted pipeline of a job and the plan in force; a plan without ranks means full speed."""
 
     job_id: str
     job_name: str
@@ -94,7 +94,7 @@ ALL_GPUS = "all"
 
 @dataclass(frozen=True, slots=True)
 class GpuRelease:
-    """Request to let go of a GPU, named by UUID or index, or of `all`, for at most `lifetime_s`."""
+    """Request to release a GPU's driver handles for at most `lifetime_s`; `gpu` is a UUID, an index, or `all`."""
 
     gpu: str
     lifetime_s: float = 900.0
@@ -102,21 +102,21 @@ class GpuRelease:
 
 @dataclass(frozen=True, slots=True)
 class GpuReopen:
-    """Request to open a released GPU, or `all` released ones, again now."""
+    """Request to open a released GPU, or `all` released GPUs, again now."""
 
     gpu: str
 
 
 @dataclass(frozen=True, slots=True)
 class GpusReleased:
-    """Reply: the GPUs, whether they are released now, and processes that computed on them before."""
+    """Reply: the GPUs, whether they are released now, and the processes and jobs on them."""
 
     gpu_uuids: tuple[str, ...]
     is_released: bool
     remaining_s: float | None
-    """After this time they are reopened; None if they were."""
+    """Time until they are reopened; None if they are open."""
     pids: tuple[int, ...] = ()
-    """Processes that use the GPUs, which no reset allows; those of other users included."""
+    """Processes of all users on the GPUs, which must end before a reset."""
     job_ids: tuple[str, ...] = ()
     """Jobs on the GPUs, which run at full speed meanwhile."""
 
@@ -142,7 +142,7 @@ class PastJobList:
 
 @dataclass(frozen=True, slots=True)
 class PastJobFile:
-    """Past jobs to import, and what a file of exported ones contains: no user is named."""
+    """Past jobs to import, and the content of a file of exported past jobs; names no user."""
 
     format: str
     past_jobs: tuple[PastJob, ...]
@@ -166,9 +166,9 @@ class CalibrationPhase(StrEnum):
     """Phase of the calibration of one GPU."""
 
     QUEUED = "queued"
-    """Another GPU is measured first."""
+    """Waiting until other GPUs are measured."""
     AWAITING_LOAD = "awaiting_load"
-    """The requesting process must compute on the GPU: an idle GPU does not show the clocks that are set."""
+    """Waiting until the requesting process computes on the GPU; an idle GPU does not run at the clock that is set."""
     MEASURING = "measuring"
     DONE = "done"
     """All changes were made; the GPU is restored."""
@@ -177,7 +177,7 @@ class CalibrationPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRequest:
-    """Request to measure switch latencies on idle GPUs, by UUID or index; without any, on all GPUs of the host.
+    """Request to measure switch latencies on idle GPUs, named by UUID or index; if empty, on all GPUs of the host.
 
     At least `num_changes` changes are made to each target clock in each direction.
     """
@@ -189,7 +189,7 @@ class CalibrationRequest:
 
 @dataclass(frozen=True, slots=True)
 class CalibratedGpu:
-    """A GPU to measure: the clocks that are changed between, the number of changes and about how long they take."""
+    """A GPU to measure: the clocks to switch between, the number of changes and about how long they take."""
 
     gpu_uuid: str
     index: int
@@ -203,8 +203,8 @@ class CalibratedGpu:
 class CalibrationStarted:
     """Reply: the GPUs are leased to the process that sent the request, and restored when it ends.
 
-    They are measured in this order. Each one waits until the process computes on it. In a dry run nothing is leased,
-    and there is no id.
+    They are measured in this order; each measurement waits until the process computes on the GPU. In a dry run nothing
+    is leased, and there is no id.
     """
 
     calibration_id: str | None

@@ -1,7 +1,7 @@
 """Compression of regular lists: the order of a schedule, or the clocks and clock changes of a plan, as few blocks.
 
-A list consists of rows (key, number). A block is a row or a group of rows that repeats `count` times, in which each row
-keeps its key while its number grows by a constant step. 1F1B of a stage is three blocks, whatever its length:
+A list consists of rows (key, number). A block is a row or a group of rows that repeats `count` times. At each
+repetition a row keeps its key, and its number grows by a constant step. A stage of 1F1B is three blocks at any length:
 
     [[63, [["F", 0, 1]]], [449, [["F", 63, 1], ["B", 0, 1]]], [63, [["B", 449, 1]]]]
 
@@ -21,13 +21,13 @@ Block = tuple[int, tuple[tuple[K, int, int], ...]]
 """Count, and a group of rows: key, first number, step of the number from one repetition to the next."""
 
 _LONGEST_GROUP = 64
-"""Rows of a group, at most: interleaved schedules repeat after a few microbatches of each chunk."""
+"""Most rows of a group; interleaved schedules repeat after a few microbatches of each chunk."""
 MAX_ROWS = 1_048_576
-"""Rows that a list of blocks may stand for."""
+"""Most rows that a list of blocks may represent."""
 
 
 def to_blocks(rows: Sequence[Row[K]]) -> tuple[Block[K], ...]:
-    """Return the rows as blocks: from each position, the group that covers most rows."""
+    """Return the rows as blocks, choosing at each position the group that covers most rows."""
     blocks: list[Block[K]] = []
     at = 0
     while at < len(rows):
@@ -45,7 +45,7 @@ def from_blocks(blocks: Iterable[Block[K]]) -> Iterator[Row[K]]:
     """Yield the rows of blocks.
 
     Raises:
-        ProtocolError: a count is not positive, or the blocks stand for too many rows.
+        ProtocolError: a count is not positive, or the blocks represent too many rows.
     """
     num_rows = 0
     for count, group in blocks:
@@ -58,7 +58,7 @@ def from_blocks(blocks: Iterable[Block[K]]) -> Iterator[Row[K]]:
 
 
 def _best_group(rows: Sequence[Row[K]], at: int) -> tuple[int, int]:
-    """Return length and count of the group from here that covers most rows; of equal ones the shortest."""
+    """Return length and count of the group at this position that covers most rows; if several do, the shortest."""
     best_length = best_count = 1
     for length in range(1, min(_LONGEST_GROUP, (len(rows) - at) // 2) + 1):
         count = _repetitions(rows, at, length)

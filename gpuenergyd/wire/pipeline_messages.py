@@ -6,11 +6,10 @@
                                                               plan
     POST /v1/members/plan   MemberPlan     -> IterationReply  a rank has its own daemon validate and install its slice
 
-Training processes forward these messages between hosts unchanged. What never changes travels once (`StageFacts`), then
-what is new in each iteration (`StageReport`), with the id of the facts that it refers to: a receiver that does not have
-these facts ignores the report and asks for them. The messages contain durations, energies and clocks, but no instants:
-clocks of two hosts are not comparable. All hosts of a job run the same version of gpuenergyd; `StageFacts.version`
-tells others apart.
+Training processes forward these messages between hosts unchanged. What seldom changes is sent once (`StageFacts`), then
+what is new in each iteration (`StageReport`), with the id of its facts. A receiver without these facts ignores the
+report and asks for them. The messages contain durations, energies and GPU clocks but no instants, since the time of two
+hosts is not comparable. All hosts of a job must run the same version of gpuenergyd, which `StageFacts.version` checks.
 """
 
 from dataclasses import dataclass, field
@@ -22,27 +21,27 @@ from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.wire.messages import BudgetShare, TrainingBudget
 
 PIPELINE_VERSION = 5
-"""Version of these messages; 1 sent every rank's whole state in each message, 2 one number of microbatches, 3 times of
-instructions as 32-bit floats, 4 no other orders of instructions."""
+"""Version of these messages. 1 sent every rank's whole state in each message, 2 had a fixed number of microbatches, 3
+sent instruction times as 32-bit floats, 4 had no reordering."""
 
 _MAX_RUN_KEY_CHARS = 200
 
 OrderBlock = tuple[int, tuple[tuple[tuple[str, int], int, int], ...]]
 """Instructions by (kind, chunk), numbered by microbatch; see wire/patterns.py."""
 ClockBlock = tuple[int, tuple[tuple[int | None, int, int], ...]]
-"""Clocks of instructions in their order; the numbers are 0."""
+"""Clocks of instructions in program order; all numbers are 0."""
 ChangeBlock = tuple[int, tuple[tuple[tuple[str, int, int, int], int, int], ...]]
 """Clock changes by (kind, chunk, delay in ns, SM clock in MHz), numbered by microbatch."""
 
 
 def member_run_key(member: str, run_key: str) -> str:
-    """Return the key under which a member registers, as a job of its own, of a training with a run key."""
+    """Return the run key with which a member of a training registers as a separate job."""
     return f"pp{member},{run_key}"[:_MAX_RUN_KEY_CHARS]
 
 
 @dataclass(frozen=True, slots=True)
 class MemberPlace:
-    """Position of a rank in a pipeline across hosts; `run` is the same for all ranks of a training run, and no other's.
+    """Position of a rank in a pipeline across hosts; `run` is unique to a training run and shared by all its ranks.
 
     The tensor-parallel ranks of a pipeline rank are the siblings of one stage. `dp_rank` differs between replicas.
     """
@@ -73,8 +72,8 @@ class PlanAgreement:
 class MemberQuery:
     """Request of a rank to its own daemon, with what the rank knows.
 
-    The rank that carries its stage's report passes on the `agreement` of the leader, and the id of the facts that it
-    has published.
+    The rank that sends its stage's report (the carrier) passes on the leader's `agreement`, and the id of the facts
+    that it has published.
     """
 
     rank_token: str
@@ -88,10 +87,10 @@ class MemberQuery:
 
 @dataclass(frozen=True, slots=True)
 class StageFacts:
-    """What seldom changes of a stage's ranks on one host: their GPUs, as one, and their order.
+    """Seldom-changing facts of a stage's ranks on one host: their GPUs, described as one GPU, and their order.
 
-    `tp_ranks` are the ranks on this host; the first one carries. A changed switch latency makes new facts, and so does
-    another number of microbatches.
+    `tp_ranks` are the ranks on this host; the first one is the carrier. A changed switch latency or number of
+    microbatches makes new facts.
     """
 
     facts_id: str
@@ -101,37 +100,37 @@ class StageFacts:
     order: tuple[OrderBlock, ...]
     version: int = PIPELINE_VERSION
     carbon_zone: str | None = None
-    """Zone of the host's carbon intensities; None without any."""
+    """Carbon-intensity zone of the host; None if not configured."""
     num_microbatches: int = 0
-    """Microbatches per iteration of the order; 0 where it is not told."""
+    """Microbatches per iteration; 0 if not given."""
     reorder: ReorderOffer = field(default_factory=ReorderOffer)
-    """Whether all these ranks may run another order of instructions, by their registration."""
+    """Whether all these ranks registered as able and allowed to run another order of instructions."""
     order_refusal: str = ""
-    """Why they take no other order any more; empty while they do."""
+    """Why they no longer accept other orders; empty if they do."""
     memory: RankMemory | None = None
-    """Memory of the rank with the least room; None while it is not known of all."""
+    """Memory of the rank with the least free memory; None until it is known for all."""
 
 
 class StageReport(NamedTuple):
-    """What is new of a stage's ranks on one host, in JSON an array: it travels many times in each iteration."""
+    """News of a stage's ranks on one host; encoded as a JSON array, since it is sent many times per iteration."""
 
     facts_id: str
-    """The facts that this report refers to; empty while the daemon does not answer."""
+    """Id of the facts that this report refers to; empty while the daemon does not answer."""
     tp_ranks: tuple[int, ...]
     oldest_iteration: int
-    """Iteration of the rank that is farthest behind."""
+    """Current iteration of the rank that is farthest behind."""
     newest_iteration: int
     installed: tuple[str, ...]
-    """Plans that all these ranks have installed, of those that the leader's agreement names."""
+    """Plans named by the leader's agreement that all these ranks have installed."""
     plan_ids: tuple[str, ...]
-    """Plans of the observations."""
+    """Plans that the observations refer to."""
     observations: str
     """Merged observations that the leader has not received yet; see wire/compact_observations.py."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberReply:
-    """Reply of its own daemon to a rank; only the rank that carries gets the report, and facts that are new."""
+    """Reply of a rank's own daemon; only the carrier gets the report, and new facts."""
 
     phase: str
     is_carrier: bool
@@ -139,12 +138,12 @@ class MemberReply:
     """None until the rank's job knows its order."""
     facts: StageFacts | None = None
     agreement: PlanAgreement | None = None
-    """What the carrying rank passed on last."""
+    """The agreement that the carrier passed on last."""
 
 
 @dataclass(frozen=True, slots=True)
 class PostedPlan:
-    """One stage's slice of a plan for the whole pipeline; without clocks the GPU's original state is restored."""
+    """One stage's slice of a plan for the whole pipeline; a slice without clocks restores the GPU."""
 
     plan_id: str
     purpose: PlanPurpose
@@ -152,11 +151,11 @@ class PostedPlan:
     changes: tuple[ChangeBlock, ...]
     reason: str = ""
     straggler_time_s: float | None = None
-    """Straggler pace of the whole pipeline, so that the slowdown guard accepts it; None without a straggler."""
+    """Straggler's pace that the pipeline follows, which the slowdown guard must accept; None without a straggler."""
     permitted_slowdown_ratio: float | None = None
-    """Slowdown that the target of the whole pipeline permits; None for the registered one."""
+    """Slowdown that the pipeline's target permits; None for the registered target."""
     num_microbatches: int = 0
-    """The plan is for so many microbatches per iteration; 0 where it is not told."""
+    """Microbatches per iteration for which the plan was made; 0 if not given."""
     order: tuple[OrderBlock, ...] = ()
     """The stage's instructions under this plan; empty for the registered order."""
 
@@ -171,10 +170,10 @@ class MemberPlan:
 
 @dataclass(frozen=True, slots=True)
 class PipelineReport:
-    """What is new of a pipeline's stages; `rank_token` is the leading rank's.
+    """News of a pipeline's stages, sent by the leading rank, whose token is `rank_token`.
 
-    `parts` lists pipeline rank, carrying tensor-parallel rank, and report. A pipeline with many ranks is reported in
-    several messages.
+    `parts` lists pipeline rank, tensor-parallel rank of the carrier, and report. A pipeline with many ranks is reported
+    in several messages.
     """
 
     rank_token: str
@@ -185,13 +184,13 @@ class PipelineReport:
     known_plan_id: str | None = None
     """The newest plan that the leading rank has."""
     slowest_other_time_s: float | None = None
-    """Iteration time by itself of the slowest other replica of this training; None if unknown."""
+    """Iteration time, without waits, of the slowest other replica of this training; None if unknown."""
     age_s: float = 0.0
     """Age of `slowest_other_time_s`."""
     is_news: bool = True
     """Whether `slowest_other_time_s` is a new reading."""
     least_other_overhead_s: float | None = None
-    """The least time that another replica of this training spends outside its instructions; None if unknown."""
+    """Shortest time that another replica of this training spends outside its instructions; None if unknown."""
     budget: TrainingBudget | None = None
     """None until the paces of the other replicas can be read."""
 
@@ -200,7 +199,7 @@ class PipelineReport:
 class PipelineReply:
     """The plan to follow; `plan_id` is None while there is no plan.
 
-    `slices` holds one slice for each pipeline rank, or nothing if the leading rank has that plan.
+    `slices` holds one slice for each pipeline rank; it is empty if the leading rank has the plan already.
     """
 
     pipeline_id: str
@@ -208,19 +207,19 @@ class PipelineReply:
     plan_id: str | None
     slices: tuple[PostedPlan, ...] = ()
     missing_facts: tuple[tuple[int, int], ...] = ()
-    """Parts, as pipeline rank and carrying rank, whose report was ignored because their facts are not known."""
+    """Parts, as pipeline rank and carrier, whose report was ignored because their facts are not known."""
     merged_iteration: int = -1
     """The newest iteration that all stages have reported."""
     own_time_s: float | None = None
-    """Iteration time of this pipeline by itself: at full speed and without waits for other replicas."""
+    """Iteration time of this pipeline at full speed, without waits for other replicas."""
     num_readings: int = 0
-    """Number of estimates of `own_time_s` so far."""
+    """How often `own_time_s` has been estimated."""
     overhead_s: float | None = None
-    """Usual time of an iteration outside instructions, waits for other replicas excluded; None if unknown."""
+    """Usual time per iteration outside instructions, without waits for other replicas; None if unknown."""
     straggler_time_s: float | None = None
-    """Straggler pace of the pipeline; None without a straggler."""
+    """The straggler's pace that the pipeline follows; None without a straggler."""
     block: tuple[str, int] | None = None
-    """Id and length of a block: so many iterations at full speed, once, and the same plan again; None without one."""
+    """Id, and length in iterations, of a block at full speed, after which the plan resumes; None without one."""
     replaces: tuple[str, ...] = ()
-    """Plans that this one, for a straggler's pace, may replace on one rank before another: no mix is slower than it."""
+    """For a straggler's pace: plans that this one may replace rank by rank, since no mix of them is slower than it."""
     budget: BudgetShare | None = None

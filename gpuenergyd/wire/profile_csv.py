@@ -1,4 +1,4 @@
-"""Profile tables: CSV rows `stage,instruction,frequency,time,energy` as clock options by instruction class."""
+"""Profile tables: parses CSV rows `stage,instruction,frequency,time,energy` into clock options by instruction class."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

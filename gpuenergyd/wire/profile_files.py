@@ -30,7 +30,7 @@ def read_pipeline_file(path: Path) -> ProfileTable | PlannerInstance:
 
 
 def read_order_file(path: Path, num_stages: int) -> Schedule:
-    """Return the order of instructions in a CSV file, for a pipeline with so many stages.
+    """Return the order of instructions in a CSV file, for a pipeline with `num_stages` stages.
 
     Raises:
         ProfileError: the file cannot be read or is invalid; the message names the place and the value.
@@ -70,7 +70,7 @@ MAX_MICROBATCHES = 1_000_000
 
 
 def parse_order(path: Path, text: str, num_stages: int) -> Schedule:
-    """Parse a CSV text as the order of a pipeline with so many stages; `path` names the file in errors.
+    """Parse a CSV text as the order of a pipeline with `num_stages` stages; `path` names the file in errors.
 
     Raises:
         ProfileError: a column is missing, a value is invalid, or the instructions are not those of one iteration.
@@ -150,7 +150,7 @@ def _stages_of(
 def _check_complete(
     path: Path, rank: int, rows: list[tuple[str, int, InstructionKind, int]], num_microbatches: int
 ) -> None:
-    """Raise ProfileError unless each microbatch runs forward once, and backward once, whole or split."""
+    """Raise ProfileError unless each microbatch runs forward once and backward once, whole or split."""
     kinds_of: dict[tuple[int, int], dict[InstructionKind, int]] = defaultdict(dict)
     for at, (where, stage, kind, microbatch) in enumerate(rows):
         known = kinds_of[stage, microbatch]

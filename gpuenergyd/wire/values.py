@@ -46,7 +46,7 @@ def short(value: object) -> str:
 def csv_rows(
     path: Path, text: str, columns: Sequence[str], optional: Sequence[str] = ()
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the position and the cells by column of every row below the header; other columns are ignored.
+    """Yield the position of every row below the header, and its cells by column; ignore other columns.
 
     Raises:
         ProfileError: the text is not CSV, a column is missing or given twice, or a row is too short.

@@ -149,7 +149,7 @@ def forecast(
 ) -> int:
     """Forecast the carbon intensity of a zone.
 
-    Uses the zone's history, or the forecast of the source; ranges are 95 % prediction intervals.
+    Uses the source's own forecast if it has one, else the zone's history; ranges are 95 % prediction intervals.
 
     Examples:
         gpuenergyd carbon forecast --zone GB
@@ -302,7 +302,7 @@ for _command in (now, forecast, backtest):
 def _from_source(
     zone: str | None, source: str | None, key_file: Path | None, base_url: str | None, hours: int
 ) -> tuple[HourlySeries | None, CarbonForecast | None]:
-    """Return a source's history and its own forecast, which is preferred: ours needs a longer history."""
+    """Return a source's history and its own forecast, which is preferred because ours needs a longer history."""
     from gpuenergyd.carbon.fetcher import FetcherConfig, source_of  # noqa: PLC0415  start fast
 
     if zone is None:

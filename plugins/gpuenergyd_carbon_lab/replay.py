@@ -1,7 +1,8 @@
 """Replay of past traces without look-ahead: the value of timing, and the share of it that forecasts capture.
 
-Every hour a forecast is issued from the hours before it; models are refitted once a day. Jobs then run with the
-daemon's controller, and for comparison with yesterday's values, the 7-day mean, Chase's rule and a perfect forecast.
+Every hour, a forecast is issued from the hours before it; models are refitted once a day. Jobs then run with the
+daemon's controller on these forecasts. For comparison, they also run on yesterday's values, on the 7-day mean, by
+Chase's rule, and on a perfect forecast.
 """
 
 import math
@@ -31,7 +32,7 @@ TRAINING_DATA_NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class IssuedTable:
-    """All forecasts of a replay, and the longest processor time of a refit and of a forecast."""
+    """All forecasts of a replay, and the longest CPU times of a refit and of a forecast."""
 
     first_origin: int
     rows: Array
@@ -42,7 +43,7 @@ class IssuedTable:
     forecast_s_max: float
 
     def interval_coverage_ratio(self, values: Array) -> float:
-        """Return the share of the next day's hours inside the interval issued before it, of whole days."""
+        """Return the share of hours, over whole days, that are inside the interval issued before their day."""
         num_days = (len(values) - self.first_origin) // DAY_HOURS
         truth = values[self.first_origin :][: num_days * DAY_HOURS].reshape(num_days, DAY_HOURS)
         lows, highs = (bounds[:num_days, :DAY_HOURS] for bounds in (self.lows, self.highs))
@@ -96,8 +97,8 @@ def issue_forecasts(
 def chase_speeds(hull: SpeedHull, intensities_g_per_kwh: Array) -> Array:
     """Return the speed of each slot by Chase's rule: a fixed weight of carbon against time, without look-ahead.
 
-    A slot runs at the point that minimises `eta * P(T) * c + (1 - eta) * MAXPOWER * CI_MAX` per unit of speed. Source:
-    ml-energy/zeus, branch `chase`, and the abstract of the paper.
+    Each slot runs at the point that minimizes `eta * P(T) * c + (1 - eta) * MAXPOWER * CI_MAX` per unit of speed.
+    Source: ml-energy/zeus, branch `chase`, and the abstract of the paper.
     """
     kappa = float(hull.powers_w[-1]) * CHASE_MAX_INTENSITY_G_PER_KWH * (1.0 - CHASE_ETA) / CHASE_ETA
     costs_per_iteration = (intensities_g_per_kwh[:, None] * hull.powers_w + kappa) / hull.speeds_per_s

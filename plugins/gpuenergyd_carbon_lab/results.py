@@ -29,7 +29,7 @@ class ReplayRequest:
     starts_at: Mapping[str, tuple[datetime, ...]] | None = None
     host_power_w: float = 0.0
     history_days: int | None = None
-    """Length of the history that the forecaster sees, as after an installation; None for all."""
+    """Length of the history that the forecaster sees, as shortly after an installation; None for all of it."""
     want_forecasts: bool = False
 
 
@@ -42,9 +42,9 @@ class ReplayMethod:
     captured_ratio: float
     """Share of the timing gain of a perfect forecast; may be negative."""
     worst_job_ratio: float
-    """Lowest saving of a job in addition to that of a constant slowdown of equal time; may be negative."""
+    """Lowest saving of any job beyond that of a constant slowdown of equal time; may be negative."""
     time_used_ratio_max: float
-    """Ratio of used to permitted time of the worst job; never above 1."""
+    """Largest ratio of used to permitted time of any job; never above 1."""
     mean_slowdown_ratio: float
 
 
@@ -78,7 +78,7 @@ class ZoneReplay:
     time_used_ratio_max: float
     skill: ForecastSkill
     interval_coverage_ratio: float | None
-    """Share of each next day's hours inside the 95 % interval issued at its beginning."""
+    """Share of hours inside the 95 % interval that was issued at the start of their day."""
     methods: tuple[ReplayMethod, ...]
     """The forecast, yesterday's values, the 7-day mean, Chase's rule and a perfect forecast."""
     refit_s_max: float

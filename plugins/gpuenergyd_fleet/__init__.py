@@ -1,4 +1,4 @@
-"""Plugin `fleet`: a power budget that hosts share, and grid events for all of them."""
+"""Plugin `fleet`: a power budget shared by several hosts, and grid events that apply to all of them."""
 
 from gpuenergyd.cli.command_entry import CommandEntry
 

@@ -1,4 +1,4 @@
-"""`gpuenergyd fleet`: a power budget for many hosts, and grid events for all of them."""
+"""`gpuenergyd fleet`: a power budget shared by many hosts, and grid events that apply to all of them."""
 
 import logging
 import time
@@ -71,7 +71,7 @@ def set_budget(
 def show(*, database: FleetDatabaseOption = None, as_json: JsonOption = False) -> int:
     """Show the fleet's budget and what each host may draw.
 
-    With the power that each host measures, its share, and its lease.
+    For each host, prints the power that it measures, its share, and its lease.
 
     Examples:
         gpuenergyd fleet show
@@ -92,7 +92,7 @@ def remove(
 ) -> int:
     """Free the watts of a host that left.
 
-    A host out of contact keeps its share until it is removed: it may still draw it.
+    A host out of contact keeps its share until it is removed, because it may still draw that power.
 
     Examples:
         gpuenergyd fleet remove gpu-17
@@ -117,8 +117,8 @@ def coordinate(
 ) -> int:
     """Hand out the fleet's watts.
 
-    Runs until Ctrl-C, without rights on any host. Several may run: they decide one after the other. When all have
-    stopped, every host falls back to its share, and announced events still hold.
+    Runs until Ctrl-C and needs no privileges on any host. Several coordinators may run; they decide one after another.
+    When all have stopped, every host falls back to its share, and announced events still apply.
 
     Examples:
         gpuenergyd fleet coordinate
@@ -190,8 +190,8 @@ def listen(
 ) -> int:
     """Receive signed grid events over HTTP.
 
-    Runs until Ctrl-C, without rights on any host: it only stores events. POST /v1/grid-events takes a JSON object with
-    event_id, start, end, value and unit, signed with HMAC-SHA256.
+    Runs until Ctrl-C and needs no privileges on any host, since it only stores events. POST /v1/grid-events takes a
+    JSON object with event_id, start, end, value and unit, signed with HMAC-SHA256.
 
     Examples:
         gpuenergyd fleet listen --key-file /etc/gpuenergyd/grid.key
@@ -233,9 +233,9 @@ def report(
     as_json: JsonOption = False,
     database: FleetDatabaseOption = None,
 ) -> int:
-    """Report what a grid event got, for the grid operator.
+    """Report to the grid operator how the fleet responded to a grid event.
 
-    What was asked and delivered, how fast, the rebound, the work that was lost and the energy that was saved.
+    Prints the reduction asked for and delivered, how fast, the rebound, the work lost and the energy saved.
 
     Examples:
         gpuenergyd fleet report event-17 --csv

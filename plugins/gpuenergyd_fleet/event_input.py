@@ -1,4 +1,4 @@
-"""Grid events from outside, as JSON of the webhook or as lines of a CSV file; writes such a file too."""
+"""Reads grid events from the webhook's JSON or from a CSV file, and writes such a file."""
 
 import csv
 import io
@@ -24,10 +24,10 @@ _OPTIONAL = {"reason", "cancelled"}
 
 
 class EventStore(Protocol):
-    """Where events are kept."""
+    """The store of events."""
 
     def put_event(self, event: GridEvent) -> bool:
-        """Store an event; return whether it changed what was known."""
+        """Store an event; return whether the store has changed."""
         ...
 
     def events(self) -> tuple[GridEvent, ...]: ...
@@ -37,7 +37,7 @@ def event_of_json(content: bytes, *, now_s: float, issued_s: float, source: str)
     """Return the event of a JSON object.
 
     Raises:
-        UsageError: it is not one, or it is impossible.
+        UsageError: it is not an event, or it is invalid.
     """
     try:
         given = json.loads(content)
@@ -50,7 +50,7 @@ def event_of_json(content: bytes, *, now_s: float, issued_s: float, source: str)
 
 
 def _check_keys(given: Mapping[str, Any]) -> None:
-    """Raise UsageError for keys that are unknown or missing, and for values of another type."""
+    """Raise UsageError for unknown or missing keys, and for values of the wrong type."""
     known = {*COLUMNS, "cancelled"}
     if unknown := sorted(given.keys() - known):
         raise UsageError(f"unknown key {unknown[0]!r:.40}; valid: {', '.join(sorted(known))}")
@@ -66,7 +66,7 @@ def _check_keys(given: Mapping[str, Any]) -> None:
 
 
 def events_of_file(path: Path, now_s: float, source: str = FILE_SOURCE) -> tuple[GridEvent, ...]:
-    """Return the events of a CSV file that are not over.
+    """Return the events of a CSV file that have not ended.
 
     Raises:
         UsageError: the file cannot be read, or a line is invalid; the message names file and line.
@@ -134,13 +134,13 @@ class EventFile:
 
     path: Path
     source: str = FILE_SOURCE
-    """Where its events come from: only those are cancelled when they vanish."""
+    """Source recorded in its events; only events of this source are cancelled when they vanish from the file."""
     trouble: str | None = None
-    """Why the file as it is now does not count."""
+    """Why the present content of the file is not used; None if it is."""
     _stamp: tuple[int, int, int] | None = field(default=None, init=False)
 
     def update(self, store: EventStore, now_s: float) -> None:
-        """Store what changed in the file; while it is invalid, the last valid one counts."""
+        """Store changes of the file; while it is invalid, its last valid content stays in use."""
         try:
             status = self.path.stat()
             stamp = (status.st_ino, status.st_mtime_ns, status.st_size)

@@ -1,7 +1,7 @@
-"""A host of a fleet: reports what it draws, and sets the leases that the coordinator hands out.
+"""A host of a fleet: reports the power that it draws, and applies the leases that the coordinator hands out.
 
-It sets them by `PUT /v1/power-budget`, as a site's own scheduler may. The daemon ends a lease by itself, so a host that
-loses contact, or this process, falls back to its share.
+It applies them with `PUT /v1/power-budget`, as a site's own scheduler may. The daemon ends a lease by itself, so that
+the host falls back to its share if it loses contact or this process ends.
 """
 
 import logging
@@ -32,7 +32,7 @@ class BudgetClient(Protocol):
 
 
 class LeaseStore(Protocol):
-    """Where reports go to and leases come from."""
+    """The store that takes reports and returns leases."""
 
     def report(self, host: str, report: HostReport) -> tuple[Lease | None, float]:
         """Store a report; return the newest lease and the seconds until its end."""
@@ -49,11 +49,11 @@ class Follower:
     store: LeaseStore
     daemon: BudgetClient
     number: int = 0
-    """The lease that was set last."""
+    """Number of the last applied lease."""
     _trouble: str | None = None
 
     def step(self) -> str | None:
-        """Report once and set a new lease; return what went wrong, None if nothing did."""
+        """Report once and apply a new lease; return what went wrong, or None."""
         try:
             self._exchange()
             trouble = None
@@ -79,7 +79,7 @@ def host_report(state: dict[str, Any]) -> HostReport:
     """Return the report of a host from the state of its power budget.
 
     Raises:
-        UsageError: the host has no share, or keeps to no budget.
+        UsageError: the host has no share, or its daemon enforces no budget.
     """
     if state["share_w"] is None:
         raise UsageError("this host has no share: set power_budget_w in the daemon's settings, its share of the fleet")
@@ -90,7 +90,7 @@ def host_report(state: dict[str, Any]) -> HostReport:
 
 
 def lease_request(lease: Lease, left_s: float) -> dict[str, Any]:
-    """Return the request for a lease that ends so many seconds from now."""
+    """Return the request for a lease that ends `left_s` seconds from now."""
     now_s = lease.end_s - left_s
     fallback = [
         {"power_budget_w": own.power_w, "begin_s": own.start_s - now_s, "end_s": own.end_s - now_s}

@@ -1,4 +1,4 @@
-"""Output of `gpuenergyd fleet`: the fleet's state, its events, and the report of an event."""
+"""Output of `gpuenergyd fleet`: the fleet's state, its events, and the report on an event."""
 
 from collections.abc import Iterator
 from dataclasses import asdict

@@ -1,7 +1,7 @@
-"""The webhook for grid events: `POST /v1/grid-events`, signed with HMAC-SHA256 by a key that operator and fleet share.
+"""The webhook for grid events: `POST /v1/grid-events`, signed with HMAC-SHA256 and a key shared with the operator.
 
-The signature covers the time of sending and the body. A message that was sent more than five minutes ago, or ahead, is
-refused, and a repeated one changes nothing: an older version never replaces a newer one.
+The signature covers the time of sending and the body. A message sent more than five minutes before or after now is
+refused. A repeated message changes nothing, because an older version never replaces a newer one.
 """
 
 import hmac

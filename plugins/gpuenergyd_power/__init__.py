@@ -1,4 +1,4 @@
-"""Plugin `power`: the power budget of a host, and limits on how fast its power changes."""
+"""Plugin `power`: the power budget of a host, and a limit on how fast its power changes."""
 
 from gpuenergyd.cli.command_entry import CommandEntry
 

@@ -1,4 +1,4 @@
-"""`gpuenergyd budget`: the power budget of this host, through the daemon."""
+"""`gpuenergyd budget`: shows and sets the power budget of this host through the daemon."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -22,7 +22,7 @@ _PATH = "/v1/power-budget"
 def show(*, socket: SocketOption = None, as_json: JsonOption = False) -> int:
     """Show the host's power budget.
 
-    With what the host draws, and how the budget is divided among jobs.
+    Also prints what the host draws, and how the budget is divided among jobs.
 
     Examples:
         gpuenergyd budget show
@@ -44,9 +44,9 @@ def set_budget(
 ) -> int:
     """Set the host's power budget.
 
-    It replaces the one of the settings, at once and over restarts of the daemon, until the next `set` or `clear`, or
-    until --for is over. A lower budget of the schedule file still counts. Only for root and the user who runs the
-    daemon.
+    It replaces the budget of the settings at once and across daemon restarts, until the next `set` or `clear`, or until
+    the time of --for is over. A lower budget in the schedule file still applies. Only for root and the user who runs
+    the daemon.
 
     Examples:
         gpuenergyd budget set 2400
@@ -63,7 +63,7 @@ def set_budget(
 def clear(*, socket: SocketOption = None, as_json: JsonOption = False) -> int:
     """Withdraw the budget of the last `set`.
 
-    Budgets of the settings and of the schedule file count again. Only for root and the user who runs the daemon.
+    The budgets of the settings and the schedule file apply again. Only for root and the user who runs the daemon.
 
     Examples:
         gpuenergyd budget clear

@@ -1,4 +1,4 @@
-"""What power target policies see of the jobs of this host."""
+"""This host's jobs as seen by power target policies."""
 
 from collections.abc import Iterable, Mapping
 
@@ -36,7 +36,7 @@ def _view(runner: JobRunner, jobs: Jobs, gpus: Gpus, *, can_limit: bool) -> Powe
 
 
 def _can_follow(runner: JobRunner) -> bool:
-    """Return whether targets move the job's power: it runs a plan that this host may set, tuned or on the way there."""
+    """Return whether targets change the job's power: it runs, or is about to run, a tuned plan that this host sets."""
     is_decided_here = not runner.is_member and not runner.is_observing and runner.forbidden_lever is None
     # Some policies measure slower clocks first when a target permits them.
     is_on_the_way = runner.job.phase is JobPhase.TRIAL and runner.job.target.is_power_limited
@@ -45,7 +45,7 @@ def _can_follow(runner: JobRunner) -> bool:
 
 
 def priority_of(tags: Mapping[str, str]) -> int:
-    """Return the priority that a job's tags state; the usual one where there is none, or no valid one."""
+    """Return the priority in a job's tags; the default if there is none, or it is invalid."""
     text = tags.get(PRIORITY_TAG, "")
     if len(text) == 1 and text.isdecimal() and text.isascii():
         return min(LOWEST_PRIORITY, max(HIGHEST_PRIORITY, int(text)))

@@ -1,4 +1,4 @@
-"""Messages of `gpuenergyd budget`: the power budget of a host is shown, set and cleared.
+"""Messages of `gpuenergyd budget`, which shows, sets and clears the power budget of a host.
 
 HTTP/1.1 with JSON bodies on the daemon's Unix socket:
 
@@ -13,9 +13,9 @@ from gpuenergyd.core.policy_api.power import PowerPoint
 
 @dataclass(frozen=True, slots=True)
 class FallbackBudget:
-    """A budget for some of the time after a lifetime is over, if no other request has come until then.
+    """A budget for a period after a request's lifetime is over, unless another request has come by then.
 
-    It may only lower the budget of the settings. Begin and end are seconds from the request on.
+    It can only lower the budget of the settings. Begin and end are in seconds after the request.
     """
 
     power_budget_w: float
@@ -25,10 +25,10 @@ class FallbackBudget:
 
 @dataclass(frozen=True, slots=True)
 class PowerBudgetRequest:
-    """A budget in watts for the whole host; without one, the last request is withdrawn.
+    """A budget in watts for the whole host; None withdraws the last request.
 
-    The budget holds until the next request, over restarts of the daemon; with a lifetime, for so many seconds, and
-    after that the budget of the settings holds again, lowered by `fallback`.
+    The budget applies until the next request, also across daemon restarts. With a lifetime, it applies for that many
+    seconds, and after that the budget of the settings applies again, lowered by `fallback`.
     """
 
     power_budget_w: float | None
@@ -39,7 +39,7 @@ class PowerBudgetRequest:
 
 @dataclass(frozen=True, slots=True)
 class PowerShareState:
-    """What one job gets of the budget; None is unknown, or not set."""
+    """One job's share of the budget; values are None if unknown or not set."""
 
     job_id: str
     job_name: str
@@ -52,12 +52,12 @@ class PowerShareState:
 
 @dataclass(frozen=True, slots=True)
 class PowerBudgetState:
-    """The power budget of a host, what it draws, and how it is divided; None is unknown, or not set.
+    """A host's power budget, what the host draws, and how the budget is divided; None if unknown or not set.
 
-    `price_per_w` is the weighted speed, in GPUs at full speed, that one more watt would add. `num_cuts` counts how
-    often measured power had to be lowered at once, `over_s` the seconds above the budget. For a fleet: `mean_w` is the
-    mean power of the last second, `share_w` the budget of the settings, `speed` the measured speed of the jobs in GPUs
-    at full speed, `curve` what more or less power would do.
+    Speeds are in units of one GPU at full speed. `price_per_w` is the weighted speed that one more watt would add.
+    `num_cuts` is how often measured power had to be lowered at once, `over_s` the seconds above the budget. For a
+    fleet: `mean_w` is the mean power of the last second, `share_w` the budget of the settings, `speed` the measured
+    speed of the jobs, `curve` the speed at other powers.
     """
 
     power_budget_w: float | None

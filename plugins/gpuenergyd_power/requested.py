@@ -1,4 +1,4 @@
-"""The power budget that an administrator requested last, on disk: a restart of the daemon must not raise the power."""
+"""The last power budget requested by an administrator, on disk so that a daemon restart does not raise the power."""
 
 import logging
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _MAX_BYTES = 2**16
 
 
 def requested_budget(request: PowerBudgetRequest, now_at: datetime) -> PowerBudget | None:
-    """Return the budget of a request, None for one that withdraws the last.
+    """Return the budget of a request; None if it withdraws the last request.
 
     Raises:
         UsageError: a value is out of range.
@@ -43,7 +43,7 @@ def requested_budget(request: PowerBudgetRequest, now_at: datetime) -> PowerBudg
 
 
 def _fallback(request: PowerBudgetRequest, now_at: datetime) -> tuple[ScheduledBudget, ...]:
-    """Return the budgets for the time after a request.
+    """Return the budgets for the time after a request's lifetime.
 
     Raises:
         UsageError: a value is out of range.
@@ -78,7 +78,7 @@ class RequestFile:
         self._path = path
 
     def read(self) -> PowerBudget | None:
-        """Return the saved budget, None if there is none or it cannot be used."""
+        """Return the saved budget; None if there is none or it cannot be used."""
         try:
             with self._path.open("rb") as file:
                 saved = decode(file.read(_MAX_BYTES + 1), _SavedRequest, max_bytes=_MAX_BYTES).budget
@@ -92,7 +92,7 @@ class RequestFile:
         return saved if saved.is_of_use(datetime.now(tz=UTC)) else None
 
     def save(self, budget: PowerBudget | None) -> str | None:
-        """Replace the file; return why that failed."""
+        """Replace the file; return why that failed, or None."""
         try:
             replace_file(self._path, encode(_SavedRequest(budget)))
         except OSError as error:

@@ -43,7 +43,7 @@ class PowerRoutes:
         app.router.add_put(_CHANGE.path, self._change)
 
     def declare_change(self) -> None:
-        """Forget nothing: nothing is kept."""
+        """Do nothing, since these routes cache nothing."""
 
     async def _show(self, request: web.Request) -> web.Response:
         del request

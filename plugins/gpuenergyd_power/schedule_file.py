@@ -1,7 +1,7 @@
 """The schedule of power budgets: a CSV file with the columns start, end, power_budget_w and reason.
 
-Times are ISO 8601 with a zone. The file is read again when it has changed; while a new one is invalid, the last valid
-one counts.
+Times are ISO 8601 with a zone. The file is read again when it has changed. While its content is invalid, the last valid
+content stays in use.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ class ScheduleFile:
 
     path: Path | None
     trouble: str | None = None
-    """Why the file as it is now does not count."""
+    """Why the present content of the file is not used; None if it is."""
     _entries: tuple[ScheduledBudget, ...] = ()
     _stamp: tuple[int, int, int] | None = None
 
     def entries(self) -> tuple[ScheduledBudget, ...]:
-        """Return the entries of the last valid file; none without a file."""
+        """Return the entries of the file's last valid content; empty without a file."""
         if self.path is None:
             return ()
         try:

@@ -1,8 +1,8 @@
-"""The power service: holds the host within its power budget, by targets of jobs and by the backstop's ceilings.
+"""The power service: keeps the host within its power budget, with targets for jobs and the backstop's ceilings.
 
-Targets are decided by a power target policy in the policy host, from the frontiers of all jobs, and followed by the
-loop of each job. The backstop looks at measured power only. By how much the host draws more than predicted is learned
-and taken off the budget before it is divided again.
+A power target policy in the policy host decides the targets from the frontiers of all jobs, and each job's control loop
+follows its target. The backstop uses only measured power. The service learns how much more than predicted the host
+draws, and subtracts that from the budget before it is divided again.
 """
 
 import asyncio
@@ -45,9 +45,9 @@ _PERIOD_S = 0.25
 _RETRY_S = 2.0
 """Time after which a ceiling that could not be set or lifted is tried again."""
 _REFRESH_S = 10.0
-"""Time after which a budget is divided again although nothing has changed: frontiers are learned."""
+"""Time after which an unchanged budget is divided again, because frontiers are still being learned."""
 _OLD_READING_S = 2.0
-"""Age from which a reading no longer tells the present power."""
+"""Age above which a reading is too old to show the present power."""
 _SMOOTHING = 0.1
 """Weight of a new reading in the mean power of GPUs without a job."""
 _OTHER_STEP_RATIO = 0.01
@@ -79,14 +79,14 @@ class PowerService:
 
     @staticmethod
     def check(settings: Settings) -> None:
-        """Check that the power target policy is installed where it is needed, and that the schedule can be read."""
+        """Check that the power target policy is installed if needed, and that the schedule can be read."""
         if settings.power_target != WATER_FILL or settings.power_budget_w is not None:
             check_policy_name(settings.power_target, POWER_GROUP)
         if settings.power_schedule_path is not None:
             read_schedule(settings.power_schedule_path)
 
     async def start(self) -> None:
-        """Begin to check the schedule and the jobs."""
+        """Start the periodic checks of the schedule and the jobs."""
         self._periodic.every(_PERIOD_S, "power budget", self._check)
         self._periodic.every(_RETRY_S, "power ceilings", self._ceilings.retry)
         self._periodic.start()
@@ -101,7 +101,7 @@ class PowerService:
     # --- requests ---
 
     def put(self, request: PowerBudgetRequest, actor: str) -> PowerBudgetState:
-        """Set or withdraw the requested budget, in force at once; the caller has checked the right.
+        """Set or withdraw the requested budget with immediate effect; the caller has checked the permission.
 
         Raises:
             UsageError: a value is out of range.
@@ -117,7 +117,7 @@ class PowerService:
         return self.state()
 
     def handle_samples(self, samples: Sequence[GpuSample]) -> None:
-        """Take note of the power of all GPUs, and compare that of the host with its budget."""
+        """Record the power of all GPUs, and compare the host's power with its budget."""
         if samples:
             self._observe_swings(max(sample.read_mono_ns for sample in samples) / 1e9)
         if samples and (self.budget is not None or self._backstop.is_cutting):
@@ -126,7 +126,7 @@ class PowerService:
     # --- inside ---
 
     async def _check(self) -> None:
-        """Follow the schedule, the jobs, and readings that do not come."""
+        """Check the schedule, the jobs, and whether readings are missing."""
         self._update_budget()
         self._notify_jobs()
         if self.budget is None:
@@ -152,13 +152,13 @@ class PowerService:
             self._decided_for = None
             self._control.trim.excess_w, self._control.division = 0.0, None
         self._observe(time.monotonic())
-        if budget is None:  # the limits of its shares are gone, whether or not the backstop has acted
+        if budget is None:  # lift the limits of the shares, whether or not the backstop has acted
             self._set_ceilings()
         else:
             self._decide_soon()
 
     def _warn_of_limits_not_kept(self, budget: PowerBudget | None) -> None:
-        """Log, at a change, the budget or ramp that an observing daemon does not keep to."""
+        """Log the budget or ramp limit that an observing daemon does not enforce, whenever that changes."""
         ramp_w_per_s, limits = self._settings.power_ramp_w_per_s, []
         if budget is not None:
             limits.append(f"power budget of {budget.budget_w:g} W")
@@ -197,7 +197,7 @@ class PowerService:
         return {gpu.identity.gpu_uuid: _gpu_power(gpu, now_s, levers) for gpu in self._gpus}
 
     def _report_cut(self, *, was_cutting: bool) -> None:
-        """Notify the jobs, and the audit log where a cut begins or ends."""
+        """Notify the jobs, and record in the audit log when a cut begins or ends."""
         is_cutting = self._backstop.is_cutting
         self._notify_jobs()
         if is_cutting == was_cutting:
@@ -208,7 +208,7 @@ class PowerService:
         self._record(DAEMON, f"measured {measured_w:.0f} W, budget {text}", before, after)
 
     def _notify_jobs(self) -> None:
-        """Notify each job of whether its GPUs are lowered beyond its plan."""
+        """Tell each job whether its GPUs are lowered below its plan."""
         for runner in self._jobs:
             is_cut = any(
                 uuid in self._backstop.ceilings or uuid in self.swings.ceilings for uuid in runner.job.ranks.gpu_uuids
@@ -217,7 +217,7 @@ class PowerService:
                 runner.handle(PowerCutChanged(is_cut))
 
     def _set_ceilings(self) -> None:
-        """Set the lowest of what the backstop, the limit of ramps and the shares of jobs permit."""
+        """Set the lowest of the ceilings of the backstop, the ramp limiter and the jobs' shares."""
         ceilings = dict(self._backstop.ceilings)
         for uuid, ramp in self.swings.ceilings.items():
             own = ceilings.get(uuid, Ceiling())
@@ -240,7 +240,7 @@ class PowerService:
         return self._control.fits(budget_w, self._occasion(), are_followed=self._shares.are_followed)
 
     def _smooth_other_power(self) -> None:
-        """Follow the power of GPUs without a job: up at once, down slowly, and not while they are cut."""
+        """Track the power of GPUs without a job: upwards at once, downwards slowly, and not while they are cut."""
         powers_w = [
             None if gpu.sample is None else gpu.sample.power_w
             for gpu in self._gpus
@@ -255,7 +255,7 @@ class PowerService:
     # --- decisions ---
 
     def _occasion(self) -> Hashable:
-        """Return what a division depends on: another value is a reason to divide again."""
+        """Return the conditions that a division depends on; when they change, the budget is divided again."""
         budget_w = self.budget.budget_w if self.budget is not None else 0.0
         facts = tuple(
             (v.job_id, v.can_follow, v.num_gpus, v.priority, v.full_speed_time_s is None) for v in self._views()
@@ -308,7 +308,7 @@ class PowerService:
 
     @property
     def trouble(self) -> str | None:
-        """What keeps the host from its budget, None if nothing does."""
+        """Why the budget may not be kept; None if there is no problem."""
         if self.budget is None:
             return self._not_kept or self._schedule.trouble
         decision, failure = self._shares.decision, self._failure
@@ -332,7 +332,7 @@ class PowerService:
 
 
 def _gpu_power(gpu: Gpu, now_s: float, levers: Collection[Lever]) -> GpuPower:
-    """Return what is known of a GPU now, and what may be changed of it."""
+    """Return what is known about a GPU now, and which of its settings may be changed."""
     sample = gpu.sample
     return GpuPower(
         power_w=sample.power_w if sample is not None and _is_recent(sample, now_s) else None,

@@ -9,17 +9,17 @@ from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd_power.messages import PowerShareState
 
 _SAME_RATIO = 2e-3
-"""A smaller change of a target is not worth a new plan."""
+"""A smaller change of a target causes no new plan."""
 
 
 @dataclass(slots=True)
 class JobShares:
-    """The last decision, as far as it was applied to the jobs."""
+    """The last decision, and what of it was applied to the jobs."""
 
     jobs: Jobs
     decision: PowerDecision | None = None
     limits_w: dict[str, float] = field(default_factory=dict)
-    """Power limit of each GPU whose job's power no plan holds."""
+    """Power limits of the GPUs of jobs whose power is not limited by a plan."""
 
     @property
     def are_followed(self) -> bool:
@@ -54,7 +54,7 @@ class JobShares:
         return tuple(_state(share, runner) for share in shares if (runner := self.jobs.runner(share.job_id)))
 
     def measured_speed(self) -> float | None:
-        """Return the speed of all jobs in their last iterations, in GPUs at full speed; None while it is unknown."""
+        """Return the total speed of all jobs in their last iterations, in GPUs at full speed; None if unknown."""
         speeds = []
         for runner in self.jobs:
             baseline, observations = runner.job.baseline, runner.job.observations

@@ -1,4 +1,4 @@
-"""The state of the power budget and of swings, as `GET /v1/power-budget` and the status show them."""
+"""The state of the power budget and of swings, for `GET /v1/power-budget` and the status."""
 
 from dataclasses import asdict, replace
 
@@ -46,9 +46,9 @@ def budget_state(
 
 
 def swing_fields(meter: SwingMeter) -> dict[str, float] | None:
-    """Return how much the measured power of all GPUs has swung; None while that is unknown.
+    """Return how much the measured power of all GPUs has swung; None if unknown.
 
-    `swing_rms_w` is the RMS of the wave from 0.1 Hz to `highest_hz`, half the rate of readings or 20 Hz.
+    `swing_rms_w` is the RMS of the power from 0.1 Hz to `highest_hz`, which is half the rate of readings or 20 Hz.
     """
     figures = meter.figures()
     if figures is None:

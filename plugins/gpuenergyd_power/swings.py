@@ -1,4 +1,4 @@
-"""Swings of a host's power: measured, and ramps of its jobs limited where the settings ask for it."""
+"""Measures swings of a host's power, and limits the ramps of its jobs if the settings ask for it."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ class HostSwings:
         return self._limiter is not None
 
     def limit(self, now_s: float, readings: Mapping[str, GpuPower]) -> bool:
-        """Take readings of all GPUs of the host; return whether the ceilings changed."""
+        """Update the ramp limiter with readings of all GPUs; return whether the ceilings have changed."""
         assert self._limiter is not None
         jobs = [_ramp_job(runner) for runner in self._jobs if runner.job.ranks.gpu_uuids and not runner.job.is_ended]
         has_changed = self._limiter.observe(now_s, readings, jobs)
@@ -46,7 +46,7 @@ class HostSwings:
         return has_changed
 
     def _record_stages(self) -> None:
-        """Write the jobs whose stage has changed to the log and the audit log."""
+        """Record changes of the jobs' ramp stages in the log and the audit log."""
         assert self._limiter is not None
         stages = {job_id: ramp.stage for job_id, ramp in self._limiter.jobs.items()}
         for job_id, stage in stages.items():

@@ -1,9 +1,9 @@
-"""Water-filling: every watt of a budget goes where it adds most weighted speed, exact on convex frontiers.
+"""Water-filling: each watt of a budget goes where it adds the most weighted speed; exact on convex frontiers.
 
 The power of a job is a convex, piecewise linear function of its speed (`core/carbon/speed_curve.py`). The weighted sum
-of the speeds is largest where all jobs have the same marginal speed per watt, or stand at an end of their curve: the
-segments of all curves, sorted by speed per watt, are filled in this order until the budget is spent. The last one is
-filled in part, and its speed per watt is the dual price of the budget. Segments below the floor of speed come first.
+of speeds is largest if all jobs have the same marginal speed per watt, or are at an end of their curve. So the segments
+of all curves are sorted by speed per watt and filled in this order until the budget is spent. The last one is filled in
+part, and its speed per watt is the dual price of the budget. Segments below the minimum speed come first.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,16 +26,16 @@ from gpuenergyd.errors import CarbonDataError
 
 _SAME_RATIO = 1e-9
 _LEAST_TRIED_RATIO = 0.8
-"""Speed to try next, relative to the slowest known, where that draws too much."""
+"""Speed to try next, relative to the slowest known speed, if that draws too much power."""
 _CURVE_POINTS = 16
 _SAME_SPEED_RATIO = 1e-6
-"""A speed this close to full speed is full speed."""
+"""A speed this close to full speed is treated as full speed."""
 
 
 class WaterFill:
-    """Divides a power budget so that the weighted sum of relative speeds is largest: the default.
+    """Divides a power budget so that the weighted sum of relative speeds is largest; the default policy.
 
-    A job counts with its number of GPUs, doubled for each step of its priority above the usual one. Keeps no state.
+    A job's weight is its number of GPUs, doubled for each step of its priority above the default. It keeps no state.
     """
 
     def divide(self, view: PowerView) -> PowerDecision:
@@ -45,18 +45,18 @@ class WaterFill:
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """Jobs that run at the same speed, and their power over that speed; speed 1 is full speed."""
+    """Jobs of one training, which run at the same speed, and their power by speed; speed 1 is full speed."""
 
     jobs: tuple[PowerJobView, ...]
     curves: tuple[tuple[SpeedPoint, ...], ...]
-    """Of each job, power over iterations per second."""
+    """For each job, power by speed in iterations per second."""
     full_per_s: float
     points: tuple[SpeedPoint, ...]
-    """Relative speed and power of all jobs together."""
+    """Points of relative speed and total power of all jobs."""
 
     @property
     def weight(self) -> float:
-        """How much the relative speed counts."""
+        """Weight of the relative speed in the sum to maximize."""
         return sum(_weight(job) for job in self.jobs)
 
 
@@ -74,7 +74,7 @@ class _Segment:
 
 
 def divide(view: PowerView) -> PowerDecision:
-    """Return the share of every job: water-filled where a frontier is known, a power limit elsewhere."""
+    """Return the share of every job: by water-filling if its frontier is known, else as a power limit."""
     trainings = _trainings(view.jobs)
     following = {job.job_id for training in trainings for job in training.jobs}
     others = [job for job in view.jobs if job.job_id not in following]
@@ -118,7 +118,7 @@ def _training(jobs: tuple[PowerJobView, ...]) -> _Training | None:
             )
             for job in jobs
         )
-    except CarbonDataError:  # a frontier with values that no job has
+    except CarbonDataError:  # a frontier with impossible values
         return None
     fastest_per_s = min(curve[-1][0] for curve in curves)
     slowest_per_s = min(fastest_per_s, max(curve[0][0] for curve in curves))
@@ -129,7 +129,7 @@ def _training(jobs: tuple[PowerJobView, ...]) -> _Training | None:
 
 
 def _filled(trainings: Sequence[_Training], floor: float, spare_w: float) -> tuple[list[float], float]:
-    """Return the relative speed of each training with this power beyond the least, and the dual price."""
+    """Return each training's relative speed for `spare_w` above the least power, and the dual price."""
     speeds = [training.points[0][0] for training in trainings]
     for segment in _in_order(trainings, floor):
         value = segment.value_per_w(trainings[segment.training].weight)
@@ -151,7 +151,7 @@ def _in_order(trainings: Sequence[_Training], floor: float) -> list[_Segment]:
 
 
 def _curve(trainings: Sequence[_Training], floor: float, least_w: float) -> tuple[PowerPoint, ...]:
-    """Return the most weighted speed for each power of the host, from the floors on, in a few points."""
+    """Return the largest weighted speed by power of the host, starting at the minimum speeds, in a few points."""
     point = PowerPoint(least_w, sum(training.weight * training.points[0][0] for training in trainings))
     curve = [point]
     for segment in _in_order(trainings, floor):
@@ -161,14 +161,14 @@ def _curve(trainings: Sequence[_Training], floor: float, least_w: float) -> tupl
     step_w = (curve[-1].power_w - curve[0].power_w) / _CURVE_POINTS
     kept = [curve[0]]
     for point in curve[1:-1]:
-        # Leaving out points of a concave curve leaves it concave, and never promises too much.
+        # A concave curve stays concave without some of its points, and never promises too much speed.
         if point.power_w - kept[-1].power_w >= step_w:
             kept.append(point)
     return (*kept, curve[-1]) if len(curve) > 1 else tuple(kept)
 
 
 def _segments(number: int, training: _Training, floor: float) -> Iterable[_Segment]:
-    """Yield the segments of a curve, split at the floor; those without any cost are filled first."""
+    """Yield the segments of a curve, split at the minimum speed; segments without cost are filled first."""
     for (slow, slow_w), (fast, fast_w) in pairwise(training.points):
         cuts = [slow, *([floor] if slow < floor < fast else []), fast]
         slope_w = max(fast_w - slow_w, _SAME_RATIO * fast_w) / (fast - slow)
@@ -179,7 +179,7 @@ def _segments(number: int, training: _Training, floor: float) -> Iterable[_Segme
 def _shares(
     training: _Training, speed: float, price: float, *, is_short: bool, limit_ratio: float
 ) -> Iterable[PowerShare]:
-    """Yield the shares of a training's jobs at a relative speed; limits too where even the slowest plans draw more."""
+    """Yield the shares of a training's jobs at a relative speed, limiting power if the slowest plans draw too much."""
     per_s = speed * training.full_per_s
     is_full = speed >= 1.0 - _SAME_SPEED_RATIO
     for job, curve in zip(training.jobs, training.curves, strict=True):
@@ -192,7 +192,7 @@ def _shares(
             speed_per_w=None if is_full else price * training.full_per_s / training.weight,
         )
         if is_short:
-            # A policy may know only what it has tried: a slower target makes it try more.
+            # A policy may know only what it has tried, and a slower target makes it try more.
             time_s = 1.0 / (per_s * max(limit_ratio, _LEAST_TRIED_RATIO))
             limit_w = _limit_w(job, limit_ratio * power_w / job.num_gpus)
             share = replace(share, limit_w=limit_w, iteration_time_s=time_s)
@@ -200,7 +200,7 @@ def _shares(
 
 
 def _limited(job: PowerJobView, share_w: float) -> PowerShare:
-    """Return the share of a job whose power no plan holds: a limit for each GPU, unless it draws less at full speed."""
+    """Return the share of a job without a known frontier: a power limit per GPU, unless it draws less at full speed."""
     if job.power_limit_range_w is None:
         return PowerShare(job.job_id, job.full_speed_power_w or share_w * job.num_gpus)
     limit_w = _limit_w(job, share_w)
@@ -210,7 +210,7 @@ def _limited(job: PowerJobView, share_w: float) -> PowerShare:
 
 
 def _limit_w(job: PowerJobView, wanted_w: float) -> float | None:
-    """Return a limit that the job's GPUs accept; None where the default limit is low enough, or none can be set."""
+    """Return a limit that the job's GPUs accept; None if the default limit is low enough, or none can be set."""
     if job.power_limit_range_w is None:
         return None
     low_w, default_w = job.power_limit_range_w

@@ -1,4 +1,4 @@
-"""Plugin `prove`: runs a pre-registered comparison of policies, and checks one that somebody else has run."""
+"""Plugin `prove`: runs a pre-registered comparison of policies, and checks comparisons that others have run."""
 
 from gpuenergyd.cli.command_entry import CommandEntry
 

@@ -1,4 +1,4 @@
-"""Options of a proof's blocks, of started programs or a running job; calibration, and power beside the iterations."""
+"""What all kinds of a proof's blocks share: their options, calibration, and sampling of power."""
 
 import json
 import subprocess
@@ -21,21 +21,21 @@ from gpuenergyd_prove.proof.registration import BASELINE_ARM, Arm
 
 POLL_S = 0.5
 HISTORY_LIMIT_S = 60.0
-"""The daemon writes its history in batches."""
+"""Longest wait for iterations to appear in the history, which the daemon writes in batches."""
 _SILENCE_LIMIT_S = 60.0
 _LONG_AT_FULL_SPEED = 30
-"""Iterations after which a policy that keeps a job at full speed is taken at its word."""
+"""Iterations at full speed after which a policy is assumed to keep the job there."""
 _MEASURED_RATIO = 0.75
-"""Of a block's last iterations, with a measured energy; more than `min_measured_ratio`, since some are left out."""
+"""Share of a block's last iterations that need a measured energy; above `min_measured_ratio`, as some are left out."""
 LONGEST_RATIO = 4
-"""A block whose iterations have no energy goes on until it is this many times as long, and is void then."""
+"""A block whose iterations lack energies continues up to this multiple of its length, and is then void."""
 _LEAST_STEP_S = 0.25
-"""Between readings of the energy counters, whose differences are the power beside the iterations."""
+"""Least time between two readings of the energy counters, whose differences give the sampled power."""
 
 
 @dataclass(slots=True)
 class BlockOptions:
-    """Where blocks run, and under which conditions."""
+    """Where and under which conditions blocks run."""
 
     client: DaemonClient
     socket_path: str
@@ -45,11 +45,11 @@ class BlockOptions:
     calibrated_gpus: Sequence[str] = ()
     """GPUs to calibrate before the pilot; one of each model is enough."""
     check: Callable[[], None] | None = None
-    """Called while waiting; raises if a process of the proof's own has ended."""
+    """Called while waiting; raises if a process started by the proof has ended."""
     _has_answered: bool = False
 
     def calibrate(self) -> Mapping[str, Any]:
-        """Run `gpuenergyd calibrate` on the chosen GPUs, or say that none was asked for.
+        """Run `gpuenergyd calibrate` on the chosen GPUs, and return its result; without GPUs, return that none ran.
 
         Raises:
             ProofError: the calibration failed.
@@ -66,15 +66,15 @@ class BlockOptions:
         return {"calibrated": True, **found}
 
     def status(self) -> dict[str, Any]:
-        """Return the daemon's status, once no process of the proof's own has ended."""
+        """Return the daemon's status, after checking that no process started by the proof has ended."""
         found: dict[str, Any] = self.asked(self.client.get_status)
         return found
 
     def asked(self, request: Callable[[], Any]) -> Any:
-        """Return the daemon's reply; once it has answered, wait for it on a busy host, and while it restarts.
+        """Return the daemon's reply; if it has answered before, wait for it while the host is busy or it restarts.
 
         Raises:
-            DaemonNotRunningError: it does not answer, or has not for a minute.
+            DaemonNotRunningError: it has never answered, or not for a minute.
         """
         until_s = time.monotonic() + _SILENCE_LIMIT_S
         while True:
@@ -104,13 +104,13 @@ class BlockOptions:
 
 @dataclass(slots=True)
 class PowerSampler:
-    """Samples the power of a job's GPUs and of the outside meters during one block."""
+    """Samples the power of a job's GPUs and of external meters during one block."""
 
     meters: Sequence[Meter]
     gpu_power: list[PowerSample] = field(default_factory=list)
     meter_power: list[PowerSample] = field(default_factory=list)
     _counted: tuple[float, float] | None = None
-    """Instant and sum of the last reading of the energy counters."""
+    """Time and sum of the last reading of the energy counters."""
 
     def sample(self, status: Mapping[str, Any], job: Mapping[str, Any]) -> None:
         """Take a sample.
@@ -136,11 +136,11 @@ class PowerSampler:
 
 
 def check_is_tuned(job: Mapping[str, Any], arm: Arm, num_iterations: int) -> None:
-    """Check that a job under a policy may still be tuned: a block would wait in vain for one that is not.
+    """Check that a job under a policy may still be tuned; otherwise a block would wait for it in vain.
 
     Raises:
         ProofError: its plans have failed too often, its clocks may not be set, or its policy has kept it at full speed
-            for long, for instance because its time account pays no plan.
+            for long, for instance because its time account cannot pay for a plan.
     """
     is_kept = (
         job["phase"] == JobPhase.TUNED
@@ -153,22 +153,22 @@ def check_is_tuned(job: Mapping[str, Any], arm: Arm, num_iterations: int) -> Non
 
 
 def has_energies(rows: Sequence[IterationRow], num_iterations: int) -> bool:
-    """Return whether most of the last stored iterations of a block have a measured energy; true while none is stored.
+    """Return whether most of a block's last stored iterations have a measured energy; True while none is stored.
 
-    On a busy host the counters of some iterations are read too late to be dated: a longer block has others.
+    On a busy host, some counters are read too late to date their updates; a longer block contains other iterations.
     """
     last = rows[-num_iterations:]
     return sum(row.energy_j is not None for row in last) >= _MEASURED_RATIO * len(last)
 
 
 def rows_of_arm(history: History, job_id: str, arm: Arm) -> list[IterationRow]:
-    """Return the undisturbed iterations that ran as an arm plans them, in order."""
+    """Return, in order, the undisturbed iterations that ran under an arm's plan."""
     purpose = PlanPurpose.BASELINE if arm.name == BASELINE_ARM else PlanPurpose.TUNED
     return [row for row in history.iterations(job_id) if row.is_regular and row.plan_purpose is purpose]
 
 
 def samples_of(rows: Sequence[IterationRow]) -> tuple[IterationSample, ...]:
-    """Return stored iterations as raw data."""
+    """Return stored iterations as raw data of a proof."""
     return tuple(
         IterationSample(row.iteration_index, row.started_at.timestamp(), row.iteration_time_s, row.energy_j)
         for row in rows

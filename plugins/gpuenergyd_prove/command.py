@@ -1,4 +1,4 @@
-"""`gpuenergyd prove`: measures a saving so that a stranger can repeat it, or checks such a measurement."""
+"""`gpuenergyd prove`: measures a saving so that anyone can verify it, or checks such a measurement."""
 
 import time
 from contextlib import ExitStack
@@ -38,13 +38,13 @@ def prove(  # noqa: PLR0913  each option is a parameter
     ] = 0.0,
     margin: Annotated[
         float,
-        typer.Option(min=0.0, max=0.2, metavar="RATIO", help="How much later than permitted the claim accepts."),
+        typer.Option(min=0.0, max=0.2, metavar="RATIO", help="Accepted slowdown beyond the permitted one."),
     ] = 0.01,
     smallest_saving: Annotated[
         float, typer.Option(min=0.001, max=0.5, metavar="RATIO", help="Smallest saving that the proof must show.")
     ] = 0.02,
     block_iterations: Annotated[
-        int, typer.Option(min=3, max=100_000, metavar="N", help="Iterations of each block that count.")
+        int, typer.Option(min=3, max=100_000, metavar="N", help="Evaluated iterations of each block.")
     ] = 20,
     max_rounds: Annotated[
         int, typer.Option(min=8, max=1000, metavar="N", help="Most rounds; a round has a block of each arm.")
@@ -76,10 +76,10 @@ def prove(  # noqa: PLR0913  each option is a parameter
 ) -> int:
     """Prove a saving with a pre-registered comparison.
 
-    Runs COMMAND many times under the daemon, at full speed and tuned in turn. A pilot shows how many rounds are needed;
-    then hypothesis, order and rules are signed before the first block counts. The folder holds raw data, verdict and a
-    page; anybody can recompute the verdict with --check. The private key is never written. COMMAND must train longer
-    than a block. With --job, a running job is paused and resumed in turn, and nothing is started anew.
+    Runs COMMAND many times under the daemon, at full speed and tuned in turn. A pilot shows how many rounds are needed.
+    Then hypothesis, order and rules are signed, before the first block that counts. The folder holds raw data, verdict
+    and a page; anybody can recompute the verdict with --check. The private key is never written. COMMAND must train
+    longer than a block. With --job, a running job is paused and resumed in turn, and no program is started.
 
     Examples:
         gpuenergyd prove -- torchrun --nproc-per-node 4 train.py
@@ -124,7 +124,7 @@ def prove(  # noqa: PLR0913  each option is a parameter
 
 
 def _check(path: Path, key: str | None, *, as_json: bool) -> int:
-    """Print what a check finds; return 1 unless the proof holds and has a verdict."""
+    """Print the result of a check; return 1 unless the proof is valid and has a verdict."""
     from gpuenergyd_prove.folder import check_folder  # noqa: PLC0415  the help starts fast
 
     checked = check_folder(path, public_key=key)

@@ -4,4 +4,4 @@ from gpuenergyd.errors import GpuEnergyError
 
 
 class ProofError(GpuEnergyError):
-    """Proof of a saving that cannot be run, or that does not hold."""
+    """Proof of a saving that cannot be run, or that is not valid."""

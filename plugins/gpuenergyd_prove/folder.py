@@ -1,9 +1,9 @@
-"""The folder of a proof: registration, raw data, signatures, verdict; and the check of one from anywhere.
+"""The folder of a proof, with registration, raw data, signatures and verdict; and the check of such a folder.
 
 registration.json, registration.sig    before the first arm
 raw/pilot.jsonl, raw/blocks.jsonl      one line per block, written when it has ended
-raw/calibration.json                   switch latencies and the price of a call
-manifest.json, manifest.sig            SHA-256 of all of these, after the last arm
+raw/calibration.json                   switch latencies and the time of a driver call
+manifest.json, manifest.sig            SHA-256 of all other files, after the last arm
 verdict.json, report.html              recomputed by every check
 """
 
@@ -41,7 +41,7 @@ _MAX_BYTES, _MAX_BLOCKS = 512 * 2**20, 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class CheckedProof:
-    """What a check found: problems, or the verdict."""
+    """The result of a check: problems, or the verdict."""
 
     problems: tuple[str, ...]
     registration: Registration | None
@@ -49,7 +49,7 @@ class CheckedProof:
 
     @property
     def holds(self) -> bool:
-        """Whether the folder is what was signed, and its verdict is what its data say."""
+        """Whether the folder is unchanged since it was signed, and its verdict follows from its data."""
         return not self.problems
 
 
@@ -57,7 +57,7 @@ class ProofFolder:
     """The folder of a proof that is being run.
 
     Raises:
-        UsageError: the folder exists, or cannot be made.
+        UsageError: the folder exists, or cannot be created.
     """
 
     def __init__(self, path: Path, key: SigningKey) -> None:
@@ -69,7 +69,7 @@ class ProofFolder:
             raise UsageError(f"{path}: {error.strerror}; must be a folder that does not exist yet") from None
 
     def write_calibration(self, values: Mapping[str, Any]) -> None:
-        """Write what was measured before the pilot."""
+        """Write the calibration measured before the pilot."""
         _write(self.path / CALIBRATION, canonical(values))
 
     def append(self, name: str, block: Block) -> None:
@@ -85,7 +85,7 @@ class ProofFolder:
         return hashlib.sha256(content).hexdigest()
 
     def finish(self) -> Verdict:
-        """Write verdict and page from what is on disk, and sign everything; return the verdict."""
+        """Write verdict and page, computed from the files on disk, and sign everything; return the verdict."""
         registration = read_registration(self.path)
         found = verdict(registration, read_blocks(self.path / BLOCKS))
         _write(self.path / VERDICT, verdict_text(found))
@@ -100,18 +100,18 @@ class ProofFolder:
 
 
 def verdict_text(found: Verdict) -> bytes:
-    """Return the content of verdict.json: it follows from the registration and the raw data alone."""
+    """Return the content of verdict.json, which depends only on the registration and the raw data."""
     return (json.dumps(found.to_dict(), indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
 def check_folder(path: Path, *, public_key: str | None = None) -> CheckedProof:
     """Check signatures and digests, recompute design and verdict, and compare the verdict byte for byte.
 
-    The page is compared, too, if this version wrote it: another one may word it differently.
+    The page is compared, too, if this version wrote it; other versions may word it differently.
 
     Args:
         path: the folder of a proof.
-        public_key: the key that its author published; None trusts the one in the folder.
+        public_key: the key published by the author; None trusts the one in the folder.
 
     Raises:
         UsageError: not the folder of a proof.
@@ -161,7 +161,7 @@ def _signature_problems(path: Path, registration: Registration, public_key: str 
 
 
 def _design_problems(registration: Registration, pilot: Sequence[Block], path: Path) -> Sequence[str]:
-    """Recompute the number of rounds from the pilot, so that nobody, the author included, has chosen it."""
+    """Recompute the number of rounds from the pilot, to check that nobody, not even the author, has chosen it."""
     own = registration.design
     if registration.pilot_sha256 != sha256(path / PILOT):
         return ["the pilot is not the registered one"]
@@ -226,7 +226,7 @@ def _block_of(values: Mapping[str, Any], where: str) -> Block:
 
 
 def canonical(values: Mapping[str, Any]) -> bytes:
-    """Return one line of JSON that depends on nothing but the values."""
+    """Return one line of JSON that depends only on the values."""
     return (json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n").encode()
 
 
@@ -251,7 +251,7 @@ def _object(text: str, where: str) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
-    """Return the text of a file of a proof, which a stranger may have written."""
+    """Return the text of a file of a proof, which anyone may have written."""
     try:
         with path.open("rb") as stream:
             content = stream.read(_MAX_BYTES + 1)

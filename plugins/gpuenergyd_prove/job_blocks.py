@@ -1,4 +1,4 @@
-"""Runs the blocks of a proof within one running job: paused for full speed, and resumed for a policy."""
+"""Runs the blocks of a proof within one running job, which is paused for full speed and resumed for a policy."""
 
 import time
 from collections.abc import Mapping
@@ -26,24 +26,24 @@ from gpuenergyd_prove.proof.measurements import Block, IterationSample
 from gpuenergyd_prove.proof.registration import BASELINE_ARM, Arm
 
 _BEGUN_BEFORE = 2
-"""Iterations that may be counted in a block although they began before it."""
+"""Extra iterations to wait for, since this many may have begun before the block."""
 _LISTED_LIMIT_S = 2.0
-"""A job that has ended is no longer listed by then."""
+"""Time after which the status no longer lists an ended job."""
 
 
 @dataclass(slots=True)
 class JobBlocks:
-    """Orders one running job to follow the arms in turn, and withdraws its orders at the end of the `with` block.
+    """Makes one running job follow the arms in turn, and withdraws these orders at the end of the `with` block.
 
-    A resumed job keeps what its policy has learned if full speed has not changed; another policy begins again.
+    A resumed job keeps what its policy has learned if full speed has not changed; a different policy starts anew.
 
     Raises:
-        UsageError: no such job runs, several have the name, or it is under an operator's orders already.
+        UsageError: no such job runs, several have the name, or the job already has orders of an operator.
     """
 
     options: BlockOptions
     job_name: str
-    """Name or id."""
+    """Name or id of the job."""
     _job_id: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -65,15 +65,15 @@ class JobBlocks:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What is registered in place of a program's command."""
+        """The command registered in place of a program."""
         return ("gpuenergyd", "prove", "--job", self.job_name)
 
     def calibrate(self) -> Mapping[str, Any]:
-        """Measure switch latencies and the price of a call on the chosen GPUs, which must be idle."""
+        """Measure switch latencies and driver call times on the chosen GPUs, which must be idle."""
         return self.options.calibrate()
 
     def rehearse(self, arm: Arm, *, num_iterations: int) -> None:
-        """Let the arm's policy make a plan, so that planner and profile are known in every block.
+        """Let the arm's policy make a plan, so that the planner is compiled and the profile known in every block.
 
         Raises:
             ProofError: as for a block.
@@ -81,7 +81,7 @@ class JobBlocks:
         self.run_block(arm, num_iterations=num_iterations)
 
     def run_block(self, arm: Arm, *, num_iterations: int) -> Block:
-        """Wait until enough iterations have run as the arm plans them.
+        """Wait until enough iterations have run under the arm's plan.
 
         Raises:
             ProofError: the job ended, made no plan in time, or a meter cannot be read.
@@ -127,7 +127,7 @@ class JobBlocks:
     def _iterations(
         self, arm: Arm, num_iterations: int, begun_at_s: float, ended_at_s: float
     ) -> tuple[IterationSample, ...]:
-        """Return the last iterations of a block, once the daemon has stored so many."""
+        """Return the last `num_iterations` iterations of a block, once the daemon has stored them."""
         until_s = time.monotonic() + HISTORY_LIMIT_S
         while True:
             with self.options.history() as history:
@@ -147,7 +147,7 @@ class JobBlocks:
             self.options.asked(lambda: self.options.client.patch(path, dict(change)))
         except ProtocolError:
             until_s = time.monotonic() + _LISTED_LIMIT_S
-            while time.monotonic() < until_s:  # it may have ended since it was last seen
+            while time.monotonic() < until_s:  # the job may have ended since it was last seen
                 self._job(self.options.status())
                 time.sleep(POLL_S)
             raise
@@ -161,5 +161,5 @@ class JobBlocks:
 
     @staticmethod
     def _num_iterations(arm: Arm, job: Mapping[str, Any]) -> int:
-        """Return the job's undisturbed iterations at full speed, or under tuned plans."""
+        """Return the number of the job's undisturbed iterations at full speed, or under tuned plans."""
         return int(job["num_baseline_iterations" if arm.name == BASELINE_ARM else "num_tuned_iterations"] or 0)

@@ -1,4 +1,4 @@
-"""Outside meters of a proof: Redfish, IPMI DCMI, a Prometheus query, and the CPU counters of the kernel.
+"""External power meters of a proof: Redfish, IPMI DCMI, a Prometheus query, and the kernel's CPU counters.
 
 Redfish (DMTF DSP0266): `PowerControl[0].PowerConsumedWatts` of a chassis' Power resource, or `PowerWatts.Reading` of
 its EnvironmentMetrics. IPMI: `ipmitool dcmi power reading`. Prometheus: an instant query that returns one value, in
@@ -30,15 +30,15 @@ USER_VARIABLE, PASSWORD_VARIABLE = "REDFISH_USER", "REDFISH_PASSWORD"
 
 
 class Meter(Protocol):
-    """Something outside the GPUs that measures power."""
+    """A meter that measures power outside the GPUs."""
 
     @property
     def facts(self) -> MeterFacts:
-        """What is registered of it."""
+        """The description of the meter that is registered."""
         ...
 
     def read(self) -> PowerSample | None:
-        """Return a reading, None without a new one.
+        """Return a reading; None if there is no new one.
 
         Raises:
             ProofError: it cannot be read.
@@ -56,7 +56,7 @@ class RedfishMeter:
     now_s: Callable[[], float] = time.time
 
     def read(self) -> PowerSample | None:
-        """Return a reading, dated in the middle of the request."""
+        """Return a reading, dated at the middle of the request."""
         user, password = os.environ.get(USER_VARIABLE), os.environ.get(PASSWORD_VARIABLE, "")
         begun_s = self.now_s()
         reply = _json(self.web, "Redfish", self.url, basic_auth=(user, password) if user is not None else None)
@@ -70,7 +70,7 @@ class RedfishMeter:
 
 @dataclass(frozen=True, slots=True)
 class PrometheusMeter:
-    """An instant query of a Prometheus server: PDUs, IPMI exporters and the like."""
+    """An instant query of a Prometheus server, for PDUs, IPMI exporters and the like."""
 
     facts: MeterFacts
     url: str
@@ -79,7 +79,7 @@ class PrometheusMeter:
     _last: list[float] = field(default_factory=list)
 
     def read(self) -> PowerSample | None:
-        """Return the value with the server's time."""
+        """Return the value, dated by the server."""
         url = f"{self.url.rstrip('/')}/api/v1/query"
         reply = _json(self.web, "Prometheus", url, parameters={"query": self.query})
         data = reply.get("data")
@@ -99,14 +99,14 @@ class PrometheusMeter:
 
 @dataclass(frozen=True, slots=True)
 class IpmiMeter:
-    """The node's power by IPMI DCMI, through ipmitool."""
+    """The node's power from IPMI DCMI, read with ipmitool."""
 
     facts: MeterFacts
     command: tuple[str, ...] = _DCMI
     now_s: Callable[[], float] = time.time
 
     def read(self) -> PowerSample | None:
-        """Return a reading, dated in the middle of the call."""
+        """Return a reading, dated at the middle of the call."""
         begun_s = self.now_s()
         try:
             done = subprocess.run(self.command, capture_output=True, text=True, timeout=5.0, check=False)
@@ -120,7 +120,7 @@ class IpmiMeter:
 
 @dataclass(slots=True)
 class PowercapMeter:
-    """Power of CPU packages and memory: energy counters of the kernel over the time between readings."""
+    """Power of CPU packages and memory, from the kernel's energy counters."""
 
     facts: MeterFacts
     root: Path = POWERCAP
@@ -129,12 +129,12 @@ class PowercapMeter:
     _last_s: float | None = None
 
     def read(self) -> PowerSample | None:
-        """Return the mean power since the last reading, dated at its end; None at the first one."""
+        """Return the mean power since the last reading, dated now; None at the first reading."""
         at_s = self.now_s()
         counters = {folder: _count(folder / "energy_uj") for folder in sorted(self.root.glob("intel-rapl:*"))}
         if not counters:
             raise ProofError(f"no CPU energy counters in {self.root}")
-        # Memory and cores are parts of packages on some CPUs: only packages, and memory beside them, are added up.
+        # Cores are part of packages; only packages and DRAM are added up.
         used_j = 0.0
         for folder, count in counters.items():
             is_package = folder.name.count(":") == 1
@@ -149,7 +149,7 @@ def open_meter(text: str, *, covers: str | None = None, accuracy_ratio: float | 
     """Return the meter that an option names.
 
     Raises:
-        UsageError: unknown kind, or what it covers is not known.
+        UsageError: the kind, or what it covers, is unknown.
     """
     kind, _, rest = text.partition(":")
     if covers is not None and covers not in COVERS:

@@ -1,4 +1,4 @@
-"""Writes the HTML page of a proof from registration and verdict alone, so that a check can write the same page."""
+"""Writes the HTML page of a proof from only its registration and verdict, so that a check can recreate it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -72,7 +72,7 @@ def proof_page(registration: Registration, verdict: Mapping[str, Any]) -> str:
 
 
 def _order(registration: Registration) -> str:
-    """Return the registered order of blocks, those apart that only run in place of void rounds."""
+    """Return the registered order of blocks, with the blocks that only replace void rounds listed separately."""
     order, num_blocks = registration.order(), registration.design.num_rounds * len(registration.arms)
     spare = f"; in place of void rounds: {', '.join(order[num_blocks:])}" if len(order) > num_blocks else ""
     return ", ".join(order[:num_blocks]) + spare

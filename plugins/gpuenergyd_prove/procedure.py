@@ -23,18 +23,18 @@ from gpuenergyd_prove.proof.verdict import Verdict, gpu_energies_j, log_ratios
 from gpuenergyd_prove.signing import SigningKey
 
 _MOST_PILOT_RATIO = 2
-"""Rounds of a pilot are repeated where some are too disturbed to be used, up to this many times as many in all."""
+"""Pilot rounds that are too disturbed are repeated, up to this multiple of the planned number in total."""
 
 
 class BlockRunner(Protocol):
     """Runs the training under one arm, on real or simulated GPUs."""
 
     def calibrate(self) -> Mapping[str, Any]:
-        """Measure switch latencies and the price of a call; return what was found."""
+        """Measure switch latencies and driver call times; return the results."""
         ...
 
     def rehearse(self, arm: Arm, *, num_iterations: int) -> None:
-        """Run the training under one arm without counting it: later blocks find planner and profile as it left them.
+        """Run the training under one arm without counting it, so that planner and profile are ready for later blocks.
 
         Raises:
             ProofError: as for a block.
@@ -42,10 +42,10 @@ class BlockRunner(Protocol):
         ...
 
     def run_block(self, arm: Arm, *, num_iterations: int) -> Block:
-        """Run the training until so many iterations have run as the arm plans them; return these.
+        """Run the training until `num_iterations` iterations have run under the arm's plan; return these.
 
         Raises:
-            ProofError: the training ended before, or made no plan.
+            ProofError: the training ended too early, or no plan was made.
         """
         ...
 
@@ -66,7 +66,7 @@ class ProofRequest:
     versions: tuple[tuple[str, str], ...] = ()
     rules: ExclusionRules = field(default_factory=ExclusionRules)
     order_seed: int | None = None
-    """None: drawn."""
+    """Seed of the order of blocks; None for a random one."""
 
 
 def prove(
@@ -81,7 +81,7 @@ def prove(
 
     Raises:
         UsageError: the folder exists.
-        ProofError: a block failed, or the pilot shows that too few rounds may run; nothing is concluded then.
+        ProofError: a block failed, or the pilot shows that too few rounds are permitted; there is no conclusion then.
     """
     key = SigningKey()
     folder = ProofFolder(path, key)
@@ -126,7 +126,7 @@ def prove(
 def _pilot_log_ratios(
     request: ProofRequest, runner: BlockRunner, folder: ProofFolder, seed: int, announce: Callable[[str], None]
 ) -> list[float]:
-    """Run rounds until enough are usable, at most twice as many; return the log ratios of the usable ones."""
+    """Run rounds until enough are usable, at most twice as many; return the usable rounds' log ratios."""
     names = [arm.name for arm in request.arms]
     order = block_order(names, _MOST_PILOT_RATIO * request.pilot_rounds, seed)
     blocks: list[Block] = []
@@ -148,7 +148,7 @@ def _run_rounds(
     registration: Registration,
     announce: Callable[[str], None],
 ) -> None:
-    """Run the registered rounds, and again those that are void, as far as the rules allow."""
+    """Run the registered rounds, and repeat void ones as far as the rules allow."""
     order = registration.order()
     blocks: list[Block] = []
     while len(blocks) < (num_due := num_blocks_due(registration, blocks)):
@@ -167,5 +167,5 @@ def _run(request: ProofRequest, runner: BlockRunner, folder: ProofFolder, name: 
 
 
 def _num_iterations(request: ProofRequest) -> int:
-    """Return the iterations of a block, those included that are left out at its begin."""
+    """Return the number of iterations of a block, including those left out at its start."""
     return request.block_iterations + request.rules.settling_iterations

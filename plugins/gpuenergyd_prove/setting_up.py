@@ -1,4 +1,4 @@
-"""Sets a proof up: its arms, and blocks under the running daemon or a private one on simulated GPUs."""
+"""Sets up a proof: its arms, and its blocks under the running daemon or a private one on simulated GPUs."""
 
 import tempfile
 from contextlib import ExitStack, closing
@@ -39,7 +39,7 @@ def arms(policy: str, against: list[str]) -> tuple[Arm, ...]:
 def blocks(
     stack: ExitStack, command: list[str], job: str | None, *, socket: str | None, losses: Path | None, seed: int
 ) -> TrainingBlocks | JobBlocks:
-    """Return blocks that start a program or order a job; without both, blocks on simulated GPUs."""
+    """Return blocks that start `command` or control the running `job`; with neither, blocks on simulated GPUs."""
     if not command and job is None:
         return _simulated_blocks(stack, seed)
     raise_on_termination()
@@ -57,7 +57,7 @@ def blocks(
 
 
 def request(blocks: TrainingBlocks | JobBlocks, arms: tuple[Arm, ...], **values: Any) -> ProofRequest:
-    """Return the request, with the versions of everything that takes part and whether any GPU is simulated."""
+    """Return the request, with the versions of all software and hardware involved, and whether a GPU is simulated."""
     status = blocks.options.status()
     models = sorted({str(gpu["model_name"]) for gpu in status["gpus"]})
     versions = {

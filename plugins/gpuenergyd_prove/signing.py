@@ -1,7 +1,7 @@
 """Ed25519 signatures of a proof; the only module that imports cryptography.
 
-The private key is made for one proof and is never written: once the proof has ended, nobody can sign again in its name,
-its author included. An author who publishes the public key, the first line of the output, before the first block can
+The private key is created for one proof and never stored, so that after the proof nobody, not even its author, can sign
+again with it. An author who publishes the public key, which is in the first line of output, before the first block can
 show later that the registration came before the data.
 """
 
@@ -13,13 +13,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """A key that lives as long as the proof."""
+    """A key that exists only while the proof runs."""
 
     _key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate, repr=False)
 
     @property
     def public_key(self) -> str:
-        """The public half in hexadecimal."""
+        """The public key in hexadecimal."""
         return self._key.public_key().public_bytes_raw().hex()
 
     def sign(self, content: bytes) -> str:

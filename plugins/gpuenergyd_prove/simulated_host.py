@@ -20,7 +20,7 @@ _SHORT = Path("/tmp")  # noqa: S108  a socket's path is limited to 107 character
 
 @dataclass(frozen=True, slots=True)
 class ProofHost:
-    """What a proof needs of the private daemon."""
+    """What a proof needs from the private daemon."""
 
     socket_path: str
     command: tuple[str, ...]
@@ -32,7 +32,7 @@ class ProofHost:
 
 @contextmanager
 def simulated_host(job_name: str, *, seed: int, microbatches: int) -> Iterator[ProofHost]:
-    """Start a daemon on simulated GPUs as they are on real hosts; end it with everything that it started."""
+    """Start a daemon on simulated GPUs; at the end, stop it and everything that it started."""
     forget_settings()
     folder = Path(tempfile.mkdtemp(prefix="gpuenergyd-prove-", dir=_SHORT))
     world, losses_path = folder / "world", folder / "losses.txt"

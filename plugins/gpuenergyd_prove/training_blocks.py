@@ -32,33 +32,33 @@ from gpuenergyd_prove.proof.registration import BASELINE_ARM, Arm
 _END_TIMEOUT_S = 15.0
 _TAIL_LINES = 12
 _LEAST_REHEARSED = 12
-"""Iterations under a plan after which the daemon keeps its profile for the next run of the same job, and some more."""
+"""Iterations under a plan, with a margin, after which the daemon keeps the profile for the same job's next run."""
 
 
 @dataclass(slots=True)
 class TrainingBlocks:
-    """Starts the program anew for each block, watches its job, and reads its iterations from the daemon's history.
+    """Starts the program for each block, watches its job, and reads its iterations from the daemon's history.
 
-    The last iterations under the arm's plan count. Runs at full speed are as long as the last tuned one before, so that
-    GPUs are equally warm.
+    The last iterations under the arm's plan are evaluated. A run at full speed is as long as the last tuned run, so
+    that GPUs are equally warm.
     """
 
     options: BlockOptions
     command: Sequence[str]
     folder: Path
-    """For the log of the program."""
+    """Folder for the program's log, `training.log`."""
     losses_path: Path | None = None
     """The file to which the program writes one loss per line."""
     job_name: str = field(default_factory=lambda: f"proof-{secrets.token_hex(4)}")
     _num_tuned_run: int = 0
-    """Iterations of the last tuned run."""
+    """Number of iterations of the last tuned run."""
 
     def calibrate(self) -> Mapping[str, Any]:
-        """Measure switch latencies and the price of a call on the chosen GPUs."""
+        """Measure switch latencies and driver call times on the chosen GPUs."""
         return self.options.calibrate()
 
     def rehearse(self, arm: Arm, *, num_iterations: int) -> None:
-        """Run the program once under the arm's policy, so that planner and profile are known in every block.
+        """Run the program once under the arm's policy, so that planner and profile are ready in every block.
 
         Raises:
             ProofError: as for a block.
@@ -66,10 +66,10 @@ class TrainingBlocks:
         self.run_block(arm, num_iterations=max(num_iterations, _LEAST_REHEARSED))
 
     def run_block(self, arm: Arm, *, num_iterations: int) -> Block:
-        """Run the program until enough iterations have run as the arm plans them.
+        """Run the program until enough iterations have run under the arm's plan.
 
         Raises:
-            ProofError: the program ended before, made no plan in time, or a meter cannot be read.
+            ProofError: the program ended too early, no plan was made in time, or a meter cannot be read.
         """
         if self.losses_path is not None:
             self.losses_path.unlink(missing_ok=True)
@@ -96,7 +96,7 @@ class TrainingBlocks:
 
     @contextmanager
     def _program(self, arm: Arm) -> Iterator["subprocess.Popen[bytes]"]:
-        """Run the program in a session of its own, and end all of it; the kernel ends it if the proof is killed."""
+        """Run the program in its own session, and end the whole session; if the proof is killed, the kernel ends it."""
         ratio = str(self.options.max_slowdown_ratio)
         arguments = ["--job", self.job_name, "--policy", arm.policy, "--max-slowdown", ratio]
         run = ["gpuenergyd.cli.main", "run", "--socket", self.options.socket_path, *arguments, "--"]
@@ -128,7 +128,7 @@ class TrainingBlocks:
         sampler: PowerSampler,
         before: frozenset[str],
     ) -> str:
-        """Sample power until the job has enough iterations; return its ID. `before`: jobs that ran already."""
+        """Sample power until the job has enough iterations; return its id. `before`: ids of jobs that already ran."""
         limit_s = self.options.block_limit_s
         until_s = time.monotonic() + limit_s
         while True:
@@ -157,14 +157,14 @@ class TrainingBlocks:
         return is_enough
 
     def _is_long_enough(self, arm: Arm, job: Mapping[str, Any], done: int, wanted: int, num_iterations: int) -> bool:
-        """Return whether a block has enough iterations, and most of the last ones a measured energy."""
+        """Return whether a block has enough iterations, and most of the last ones have a measured energy."""
         if done < wanted or done >= wanted + (LONGEST_RATIO - 1) * num_iterations:
             return done >= wanted
         with self.options.history() as history:
             return has_energies(rows_of_arm(history, str(job["job_id"]), arm), num_iterations)
 
     def _rows(self, job_id: str, arm: Arm) -> list[IterationRow]:
-        """Return the iterations that ran as the arm plans them, once the daemon has stored them all."""
+        """Return the iterations that ran under the arm's plan, once the daemon has stored them all."""
         until_s = time.monotonic() + HISTORY_LIMIT_S
         while True:
             with self.options.history() as history:

@@ -1,4 +1,4 @@
-"""Plugin of simulated hosts: GPUs, a private daemon, training on simulated GPUs, and time that is virtual."""
+"""Plugin for simulated hosts: simulated GPUs, a private daemon, training on simulated GPUs, and virtual time."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ EVALUATE = CommandEntry("Plan", "gpuenergyd_sim.evaluate.command", "Compare poli
 
 
 def __getattr__(name: str) -> object:
-    """Import the simulated host on first use: the list of commands needs the entries above only."""
+    """Import the simulated host on first use, since the list of commands needs only the entries above."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from gpuenergyd_sim.driver import host  # noqa: PLC0415  see above

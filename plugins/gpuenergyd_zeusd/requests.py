@@ -49,7 +49,7 @@ class ZeusdChanges:
     _queued: dict[tuple[str, LeaseHolder], ZeusdChange] = field(default_factory=dict)
 
     async def apply(self, gpu: Gpu, holder: LeaseHolder, pidfd: int, change: ZeusdChange, *, shall_wait: bool) -> None:
-        """Apply a change for a process that has the right to it; unless `shall_wait`, failures are only logged.
+        """Apply a change for a process whose rights were checked; unless `shall_wait`, failures are only logged.
 
         Raises:
             JobError: the GPU is in use by a job or leased to another process.
@@ -76,7 +76,7 @@ class ZeusdChanges:
         key = (gpu.identity.gpu_uuid, holder)
         try:
             async with self.leases.lock_gpu(gpu.identity.gpu_uuid):
-                # From here on a newer change is queued separately and no longer merged into this one.
+                # From now on a newer change is queued separately instead of merged into this one.
                 await self._apply_locked(gpu, holder, pidfd, self._queued.pop(key))
         except GpuEnergyError as error:
             log.warning("%s: a queued change failed: %s", holder, error)

@@ -33,7 +33,7 @@ T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _SETTINGS_AGE_S = 0.2
-"""Age up to which settings that were read are used again: that of a status under load."""
+"""Readings of settings up to this age are used again, as in a status under load."""
 _POLL_S = 0.05
 _KEEP_ALIVE_S = 10.0
 _WRITE_LIMIT_S = 5.0
@@ -56,7 +56,7 @@ class ZeusdRoutes:
         return ApiPart(zeusd_paths(errors), SCHEMAS)
 
     def declare_change(self) -> None:
-        """Show no setting that was read before this call."""
+        """Discard all readings made before this call, because a setting has changed."""
         self._snapshots.declare_change()
 
     def add_to(self, app: web.Application) -> None:
@@ -151,7 +151,7 @@ class ZeusdRoutes:
     ) -> Handler:
         """Return a handler that reads each GPU and returns the values by GPU index, all read after the request.
 
-        With `max_age_s`, values may have been read that long before it.
+        With `max_age_s`, values that were read up to this long before the request may be used.
         """
 
         async def respond(request: web.Request) -> web.Response:
@@ -189,7 +189,7 @@ class ZeusdRoutes:
             task.cancel()
 
     def _selected_gpus(self, parameters: Parameters) -> dict[int, Gpu]:
-        """Return the GPUs in `gpu_ids`, all GPUs without that parameter."""
+        """Return the GPUs in `gpu_ids`, or all GPUs without that parameter."""
         indices = parameters.gpu_ids(is_required=False)
         parameters.done()
         return {index: self._gpu(index) for index in indices or [gpu.identity.index for gpu in self._gpus]}

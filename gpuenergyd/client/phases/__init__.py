@@ -1,1 +1,1 @@
-"""Phases of plain training loops: found by torch's own hooks, learned, and marked as instructions of one rank."""
+"""Phases of plain training loops: found with torch's hooks, learned, and marked as instructions of one rank."""

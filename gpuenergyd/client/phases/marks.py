@@ -1,15 +1,15 @@
-"""Phases of an iteration as instructions of one rank: which phase runs, and which phases are worth a mark.
+"""Marks the phases of an iteration as instructions of one rank, and decides which phases to mark.
 
-Theory of operation. An iteration of a plain loop is a chain: forward (F, from the begin of the iteration, loss
-included), backward (B), gradient communication (C, from the end of the backward's computation to what follows), again
-for each accumulated microbatch; then the optimizer step (O), and the wait for the next batch (D), which lasts from the
-end of the iteration to the next begin and is not ended here. A wait that is much longer than usual (evaluation,
-checkpoint, a slow disk) is a pause for the daemon, as for any loop, and its iteration does not count.
+Theory of operation. An iteration of a plain loop is a chain of phases. For each accumulated microbatch: forward (F,
+from the start of the iteration, including the loss), backward (B), and gradient communication (C, from the end of the
+backward's computation to the next phase). Then the optimizer step (O), and the wait for the next batch (D), from the
+end of the iteration to the start of the next, which ends it. The daemon treats a wait much longer than usual
+(evaluation, checkpoint, a slow disk) as a pause, as for any loop, and does not count its iteration.
 
-The first iterations are only measured. Once two in a row have run the same phases, those that are long enough for a
-clock of their own are registered, and only they are marked from then on. A loop in which no phases are seen, or which
-runs other ones each time, has one instruction per iteration. So has a loop that steps several optimizers in turn, each
-after forwards and backwards of its own: these are no chain of phases of one model.
+The first iterations are only measured. Once two in a row have run the same phases, those long enough for a clock of
+their own are registered, and only they are marked from then on. A loop has one instruction per iteration if no phases
+are seen or they differ each time. The same holds for a loop that steps several optimizers in turn, each after its own
+forward and backward passes, since these do not form one chain of phases.
 """
 
 from collections import deque
@@ -24,19 +24,19 @@ from gpuenergyd.client.timing.recorder import NOT_RECORDED, IterationTimes
 from gpuenergyd.wire.messages import OrderRow
 
 MAX_PHASES = 128
-"""Phases of an iteration that are recorded; with more, the loop has one instruction per iteration."""
+"""Most phases of an iteration that are recorded; with more, the loop has one instruction per iteration."""
 SHORTEST_PHASE_S = 0.005
-"""Shorter phases get no clock of their own: a change of the clock takes about as long (typically 5 to 15 ms)."""
+"""Shorter phases get no clock of their own, because a clock change takes about as long (typically 5 to 15 ms)."""
 SHORTEST_PHASE_RATIO = 0.01
-"""The same as a share of the iteration."""
+"""Phases shorter than this share of the iteration get no clock of their own either."""
 _MIN_LEARNED, _MAX_LEARNED = 3, 24
-"""Iterations that are measured before phases are registered, of all that begin: the first one is not like others."""
+"""Fewest and most iterations measured before phases are registered; the first iteration differs from the others."""
 WHOLE_ITERATION: tuple[OrderRow, ...] = (("F", 0, 0),)
 _NS_PER_S = 1e9
 
 
 def _shielded(act: Callable[["PhaseMarks"], None]) -> Callable[["PhaseMarks"], None]:
-    """Suppress and count exceptions: these functions are called inside a training step."""
+    """Suppress and count exceptions of a function that is called inside a training step."""
 
     @wraps(act)
     def shielded(self: "PhaseMarks") -> None:
@@ -63,14 +63,14 @@ class PhaseMarks:
         """Whether the next forward begins an iteration."""
         self._begins_at_end = False
         self._has_stepped = False
-        """Whether an optimizer, but not the last one, has stepped in this iteration."""
+        """Whether an optimizer other than the last one has stepped in this iteration."""
         self._shall_be_whole = False
         self._is_learning = True
         self._num_begun = 0
         self.is_whole = False
         """Whether iterations have one instruction, without phases."""
         self._kept: frozenset[OrderRow] | None = None
-        """The phases that are marked; None: all."""
+        """The phases that are marked; None for all."""
         self._learned: deque[IterationTimes] = deque(maxlen=_MAX_LEARNED)
         self.is_in_iteration = False
         """Whether an iteration has begun and not ended."""
@@ -82,19 +82,19 @@ class PhaseMarks:
         self._has_phases = False
         self._has_seen_model = False
         self.when_whole: Callable[[], None] = _do_nothing
-        """Called once no phases are marked any more."""
+        """Called when phases are no longer marked."""
         self.num_errors = 0
-        """Exceptions that were suppressed."""
+        """Number of suppressed exceptions."""
 
     def follow(self, client: RankClient) -> None:
         self._client = client
 
     def learn_times(self, times: IterationTimes) -> None:
-        """Take the times of an iteration before the registration; on any thread."""
+        """Store the times of an iteration before the registration; callable on any thread."""
         self._learned.append(times)
 
     def register_whole(self) -> None:
-        """Have one instruction per iteration from now on."""
+        """Register one instruction per iteration, for all following iterations."""
         self._is_learning, self.is_whole, self._kept = False, True, frozenset(WHOLE_ITERATION)
         self.when_whole()
         if self._client is not None:
@@ -102,22 +102,22 @@ class PhaseMarks:
 
     @property
     def follows_steps(self) -> bool:
-        """Whether nobody marks iterations: they end with steps of optimizers."""
+        """Whether optimizer steps end the iterations, because the program does not mark them."""
         return self._cycle is not None
 
     @property
     def has_several_optimizers(self) -> bool:
-        """Whether nobody marks iterations, and several optimizers take part in them."""
+        """Whether optimizer steps end the iterations and several optimizers take part."""
         return self._cycle is not None and self._cycle.num_optimizers > 1
 
     @property
     def begins_at_first_module(self) -> bool:
-        """Whether the next iteration begins with whatever module is called first: the loop trains several in turn."""
+        """Whether any module's call may begin the next iteration, because the loop trains several in turn."""
         return self._may_begin and self._shall_be_whole and self.has_several_optimizers
 
     @_shielded
     def end_learning(self) -> None:
-        """Register a loop that ends before its phases are known, so that it is no unknown job."""
+        """Register a loop that ends before its phases are known, so that the daemon knows the job."""
         if self._is_learning and self._num_begun:
             self.register_whole()
 
@@ -152,7 +152,7 @@ class PhaseMarks:
             self.end_iteration()
 
     def end_iteration(self) -> None:
-        """End the iteration; what follows until the next begin is a wait for data."""
+        """End the iteration; the time until the next one begins is a wait for data."""
         client = self._client
         if client is None or not self.is_in_iteration:
             return
@@ -180,7 +180,7 @@ class PhaseMarks:
 
     @_shielded
     def pause(self) -> None:
-        """Mark an evaluation or a checkpoint between iterations, which is no part of any."""
+        """Mark an evaluation or a checkpoint between iterations, which is part of neither."""
         if self._client is not None and not self.is_in_iteration and not self._is_paused:
             self._is_paused = True
             self._client.pause()
@@ -199,13 +199,13 @@ class PhaseMarks:
             self._begin("F", self._microbatch)
 
     def backward_begins(self) -> bool:
-        """Mark the begin of a backward; return whether `backward_ends` is to be called at its end."""
+        """Mark the start of a backward; return whether `backward_ends` must be called at its end."""
         if self.is_whole or not self.is_in_iteration:
             return False
         self._shall_be_whole |= self._has_stepped
         if self._kind not in {"F", "C"}:
             return False
-        if self._kind == "C":  # another backward of the same forward: what runs here is no communication
+        if self._kind == "C":  # a second backward of the same forward, so this is not communication
             self._num_steps += 1
             self._begin_next("O", self._num_steps)
             return False
@@ -232,13 +232,13 @@ class PhaseMarks:
             self._end()
 
     def follow_step(self, optimizer: Any, *, is_of_model: bool) -> None:
-        """Take the step of any optimizer, which ends an iteration that nobody marks."""
+        """Handle the step of any optimizer, which may end an iteration that the program does not mark."""
         if self._cycle is not None:
             self._handle_turn(self._cycle.step(optimizer))
             self._shall_be_whole |= not is_of_model and self.has_several_optimizers
 
     def begin_turns(self, turn: StepTurn) -> None:
-        """Begin after a step that has been taken before this loop was joined."""
+        """Start after an optimizer step that was taken before this loop joined."""
         self._may_begin = turn is StepTurn.LAST
 
     def _handle_turn(self, turn: StepTurn) -> None:
@@ -296,13 +296,13 @@ class PhaseMarks:
 
 
 def _do_nothing() -> None:
-    """Be called where no hook is to be removed."""
+    """Stand in for a function that removes hooks if there are none."""
 
 
 def kept_phases(iterations: list[IterationTimes]) -> tuple[OrderRow, ...] | None:
-    """Return the phases that are long enough for a clock of their own; None if the iterations ran different ones.
+    """Return the phases long enough for a clock of their own; None if the iterations ran different phases.
 
-    Without two such phases, the whole iteration is one. A forward is kept with its backward.
+    If fewer than two kinds are long enough, return the whole iteration. A forward is kept with its backward.
     """
     orders = [tuple((kind, index, chunk) for kind, index, chunk, *_ in times.instructions) for times in iterations]
     order = orders[-1]

@@ -1,14 +1,14 @@
-"""Finds the repeating sequence of optimizer steps that makes an iteration of a loop that marks none, as of a GAN.
+"""Finds the repeating sequence of optimizer steps that forms an iteration, for loops without marks, such as a GAN's.
 
 Theory of operation. A loop with one optimizer steps it once per iteration. With several, an iteration is the shortest
-sequence of steps that has just run twice and in which every optimizer takes part: two steps of a GAN, six of one whose
-critic steps five times, one of each optimizer that shares a model. The cycle begins where the repetition does, so that
-a program that begins with an iteration keeps its own boundaries.
+sequence of steps that has just run twice and in which every optimizer takes part. Examples: two steps for a GAN, six if
+its critic steps five times, one step of each optimizer if several share a model. The cycle begins where the repetition
+does, so that a program that begins with an iteration keeps its own boundaries.
 
-Steps fall out, as when a loss scaler skips them. Such a step only costs its iteration: the cycle goes on at the
-optimizer that has stepped. If that happens in more than every fourth cycle, the cycle was none, and the next one has to
-repeat for twice as long. Steps that fall out regularly, so that a longer sequence runs three times with the same gap,
-belong to that longer cycle. An optimizer that is new ends the cycle, unless it takes the turn of one that is gone.
+Steps can be skipped, for example by a loss scaler. A skipped step invalidates only its iteration: the cycle continues
+at the optimizer that has stepped. If more than one cycle in four has a skipped step, the cycle was wrong, and the next
+one has to repeat for twice as long. If a longer sequence runs three times with the same gap, the gap belongs to that
+longer cycle. A new optimizer ends the cycle, unless it takes the turn of one that was deleted.
 """
 
 from collections import deque
@@ -17,31 +17,31 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 LONGEST_CYCLE = 32
-"""Steps of an iteration; an alternation of 16 steps each is one."""
+"""Most steps of an iteration, enough for two optimizers that alternate every 16 steps."""
 _STEPS_KEPT = 4 * LONGEST_CYCLE
-"""An optimizer that has not stepped for so long takes no part any more."""
+"""An optimizer that has not stepped within this many steps no longer takes part."""
 STEPS_WITHOUT_CYCLE = 192
-"""Steps without a cycle after which a loop is worth a line to its user."""
+"""Steps without a cycle after which the user is told."""
 _MISSES_LIMIT, _MISSES_PER_CYCLE = 2.0, 0.25
 _LONGER_REPEATED = 3
-"""Times that a longer cycle must have run to take the place of one of which steps fall out."""
+"""Repetitions after which a longer cycle replaces one with skipped steps."""
 
 
 class StepTurn(Enum):
-    """What a step of an optimizer is in the cycle of a loop."""
+    """Position of an optimizer step in the cycle of a loop."""
 
     WITHIN = auto()
     """A step before the last one of an iteration."""
     LAST = auto()
     """The last step of an iteration."""
     MISSED = auto()
-    """A step after one that was left out: this iteration is unlike others."""
+    """A step after a skipped one, so that this iteration is unlike others."""
     UNKNOWN = auto()
-    """A step of a loop whose cycle is not known."""
+    """A step while the cycle is not known."""
 
 
 class StepCycle:
-    """Takes the steps of a loop one by one."""
+    """Follows the optimizer steps of a loop one by one."""
 
     def __init__(self) -> None:
         self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -52,17 +52,17 @@ class StepCycle:
         self._position = self._num_steps = 0
         self._num_misses = 0.0
         self._least_repeated = 0
-        """Steps that must repeat; grows with each cycle that was none."""
+        """Number of steps that must repeat; grows with each wrong cycle."""
         self.num_without = 0
         """Consecutive steps without a known cycle."""
 
     @property
     def num_optimizers(self) -> int:
-        """Optimizers that take part."""
+        """Number of optimizers that take part."""
         return len(self._active())
 
     def step(self, optimizer: Any) -> StepTurn:
-        """Take the step of an optimizer and return what it is in the cycle."""
+        """Record an optimizer step and return its position in the cycle."""
         number = self._number_of(optimizer)
         self._num_steps += 1
         self._last_steps[number] = self._num_steps
@@ -77,7 +77,7 @@ class StepCycle:
             return number
         expected = self._cycle[self._position] if self._cycle else None
         if expected is not None and expected not in self._numbers.values():
-            number = expected  # in place of one that is gone
+            number = expected  # replaces a deleted optimizer
         else:
             number = len(self._last_steps)
             self._cycle = ()
@@ -108,7 +108,7 @@ class StepCycle:
         return StepTurn.LAST
 
     def _find(self, shortest: int = 1, times: int = 2) -> StepTurn:
-        """Begin the shortest cycle, of at least some steps, that has just run a number of times."""
+        """Start the shortest cycle of at least `shortest` steps that has just run `times` times."""
         steps, active = list(self._recent), self._active()
         for length in range(max(shortest, len(active)), LONGEST_CYCLE + 1):
             num_repeated = max(times * length if len(active) > 1 else 1, self._least_repeated)
@@ -125,5 +125,5 @@ class StepCycle:
 
 
 def _repeats(steps: list[int], begin: int, length: int) -> bool:
-    """Return whether steps repeat with a period from an index on."""
+    """Return whether the steps from index `begin` on repeat with period `length`."""
     return all(steps[k] == steps[k + length] for k in range(begin, len(steps) - length))

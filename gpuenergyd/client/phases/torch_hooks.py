@@ -1,4 +1,4 @@
-"""Finds the phases of a torch training (forward, backward, optimizer) by torch's own hooks; no code is patched.
+"""Finds the phases of a torch training (forward, backward, optimizer) with torch's hooks; no code is patched.
 
 Which event marks what:
 
@@ -9,16 +9,16 @@ Which event marks what:
     that module, or the one that it wraps, runs without      a pause: an evaluation, a generation
     gradients, or its state is read, between iterations      or a checkpoint
 
-DistributedDataParallel and FSDP2 wait for their gradients in callbacks that autograd calls after its computation. Ours
-is queued before theirs, so that the device reaches its event before it waits. Hence no hook of their communication is
-needed, and a program's own communication hook stays as it is.
+DistributedDataParallel and FSDP2 wait for their gradients in callbacks that autograd calls after its computation. The
+callback of this module is queued before theirs, so that the device reaches its event before it waits. Therefore no
+communication hook is needed, and a program's own communication hook stays in place.
 
-A hook of all modules makes every call of every module slow, so it is there only until the outermost module is known. A
-loop with one instruction per iteration keeps a hook before that module alone, which sees evaluations.
+A global module hook slows down every call of every module, so it is removed once the outermost module is known. A loop
+with one instruction per iteration keeps only a hook before that module, which detects evaluations.
 
-The outermost module is the first that is called with gradients in an iteration; if an optimizer then steps that has
-none of its parameters, another is searched, except where a loop that marks nothing steps several optimizers in turn.
-Modules compiled in place (`module.compile()`) are left alone: torch would compile the hooks with them.
+The outermost module is the first one called with gradients in an iteration. If an optimizer with none of its parameters
+then steps, another module is searched for, except in a loop without marks that steps several optimizers in turn.
+Modules compiled in place (`module.compile()`) get no hooks, because torch would compile the hooks with them.
 """
 
 import sys
@@ -30,21 +30,21 @@ from typing import Any
 from gpuenergyd.client.phases.marks import PhaseMarks
 
 _MAX_OUTPUTS = 16
-"""Tensors of an output that are watched for the begin of the backward."""
+"""Most tensors of an output that are watched for the start of the backward."""
 _MAX_SEARCHES = 4
 _MAX_SEARCHED_CALLS = 20_000
-"""Calls of modules after which a program without a trained module is searched no longer."""
+"""Module calls after which the search ends in a program without a trained module."""
 
 
 class TorchPhases:
     """Hooks of one training loop; `detach` removes them all.
 
-    Torch raises if hooks of optimizers are added or removed while it calls one. So a caller within such a hook gives
-    `registers_steps` False, and calls `before_step` and `after_step`.
+    Torch raises if optimizer hooks are added or removed while it calls one. A caller inside such a hook therefore sets
+    `registers_steps` to False, and calls `before_step` and `after_step` itself.
     """
 
     def __init__(self, torch: Any, marks: PhaseMarks, *, registers_steps: bool = True) -> None:
-        """Begin to search the outermost module; `torch` is the module that the program has loaded."""
+        """Start looking for the outermost module; `torch` is the already imported torch module."""
         self._torch = torch
         self._marks = marks
         self._root: weakref.ref[Any] | None = None
@@ -76,7 +76,7 @@ class TorchPhases:
         self._checkpoint_handles.clear()
 
     def _mark_whole_iterations(self) -> None:
-        """Keep only the hooks that see evaluations and checkpoints, and the steps that end an unmarked iteration."""
+        """Keep only the hooks for evaluations and checkpoints, and for steps that end an unmarked iteration."""
         for handle in self._root_handles[1:2]:
             handle.remove()
         del self._root_handles[1:2]
@@ -118,7 +118,7 @@ class TorchPhases:
         self._root, self._is_root_proven = weakref.ref(module), False
         if getattr(module, "_compiled_call_impl", None) is not None:
             return
-        # Before FSDP's own hooks: its callback at the end of the backward is to be queued after ours.
+        # Registered before FSDP's own hooks, so that its callback at the end of the backward is queued after ours.
         self._root_handles = [
             module.register_forward_pre_hook(_ModuleHook(self._before_forward), prepend=True),
             module.register_forward_hook(_ModuleHook(self._after_forward), prepend=True),
@@ -130,7 +130,7 @@ class TorchPhases:
         self._marks.forward_begins()
 
     def _wrapped_by(self, module: Any) -> Any:
-        """Return the model inside DistributedDataParallel and its like; the module itself if there is none."""
+        """Return the model inside a wrapper such as DistributedDataParallel; the module itself if it is not wrapped."""
         wrapped = None if hasattr(module, "_orig_mod") else getattr(module, "module", None)
         is_plain = isinstance(wrapped, self._torch.nn.Module) and getattr(wrapped, "_compiled_call_impl", None) is None
         return wrapped if is_plain else module
@@ -139,7 +139,7 @@ class TorchPhases:
         return bool(module.training) and bool(self._torch.is_grad_enabled())
 
     def _is_of_root(self, optimizer: Any) -> bool:
-        """Return whether an optimizer updates the outermost module; search another one if it updates none of it."""
+        """Return whether an optimizer updates the outermost module; search for another module if it does not."""
         root = self._root() if self._root is not None else None
         if root is None:
             return True
@@ -165,7 +165,7 @@ class TorchPhases:
         self._search()
 
     def _search_first(self) -> None:
-        """Take the first module of an iteration as the outermost one, whatever optimizer updates it."""
+        """Take the first module of an iteration as the outermost one, whichever optimizer updates it."""
         self._is_first_module = True
         self._stop_searching()
         for handle in self._root_handles:
@@ -197,7 +197,7 @@ class TorchPhases:
             for number, tensor in enumerate(_tensors(output, self._torch.Tensor)):
                 if number == _MAX_OUTPUTS:
                     break
-                if tensor.requires_grad and not tensor.is_leaf:  # a leaf, as a parameter, would keep each hook
+                if tensor.requires_grad and not tensor.is_leaf:  # a leaf, such as a parameter, would collect hooks
                     tensor.register_hook(self._on_gradient)
         except Exception:  # noqa: BLE001  must not reach training
             self._marks.num_errors += 1
@@ -205,7 +205,7 @@ class TorchPhases:
     def _on_gradient(self, _gradient: Any) -> None:
         try:
             if self._marks.backward_begins():
-                # What DistributedDataParallel and FSDP use; torch has no public name for it.
+                # DistributedDataParallel and FSDP use this, too; torch has no public name for it.
                 self._torch.autograd.Variable._execution_engine.queue_callback(  # noqa: SLF001  as above
                     self._marks.backward_ends
                 )
@@ -213,7 +213,7 @@ class TorchPhases:
             self._marks.num_errors += 1
 
     def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Mark the begin of the step; where the step runs forward and backward itself, after those."""
+        """Mark the start of the step; if the step runs forward and backward in a closure, mark it after those."""
         try:
             if not self._is_of_root(optimizer):
                 return None
@@ -257,7 +257,7 @@ class TorchPhases:
 
 
 class _ModuleHook:
-    """A hook that does nothing in copies of its module, which may be loaded where this package is not installed."""
+    """A hook that does nothing in pickled copies of its module, which may be loaded without this package."""
 
     def __init__(self, act: Callable[..., None]) -> None:
         self._act = act

@@ -1,4 +1,4 @@
-"""A stage of a pipeline across hosts on this host: its tensor-parallel ranks, merged into one report."""
+"""This host's part of one stage of a pipeline across hosts: its tensor-parallel ranks, merged into one report."""
 
 import hashlib
 import math
@@ -22,9 +22,9 @@ from gpuenergyd.wire.pipeline_messages import MemberQuery, PlanAgreement, StageF
 
 _OBSERVATIONS_SENT = 6
 _RECENT = 2 * _OBSERVATIONS_SENT
-"""Newest observations of each sibling to look for iterations that all have reported: they may be some apart."""
+"""Newest observations of each sibling searched for iterations that all have reported; siblings may be a few apart."""
 LEADER_BYTES_PER_ITERATION = 24_576
-"""Observations of all stages in one iteration of a tuned plan, on average: the leader's host receives them all."""
+"""Limit of the average size of all stages' observations of one iteration; the leader's host receives them all."""
 _FACTS_ID_CHARS = 12
 
 
@@ -40,7 +40,7 @@ class Sibling:
 
 @dataclass(slots=True)
 class HostStage:
-    """The tensor-parallel ranks of one stage on this host; the lowest one carries their report."""
+    """The tensor-parallel ranks of one stage on this host; the lowest-numbered one sends their joint report."""
 
     pp_rank: int
     num_pp_ranks: int
@@ -57,17 +57,17 @@ class HostStage:
 
     @property
     def tp_ranks(self) -> tuple[int, ...]:
-        """The ranks whose jobs run and know their order."""
+        """The ranks whose jobs already know their schedule."""
         return tuple(tp for tp, own in sorted(self.siblings.items()) if own.job.ranks.schedule is not None)
 
     @property
     def carrier(self) -> int | None:
-        """The rank that carries the report; None while there is none."""
+        """The rank that sends the joint report; None while no rank can."""
         return min(self.tp_ranks, default=None)
 
     @property
     def is_changing(self) -> bool:
-        """Whether its ranks have different numbers of microbatches: in a ramp-up, some have changed before others."""
+        """Whether its ranks differ in the number of microbatches, as when a batch-size ramp-up reaches some first."""
         return len({self.siblings[tp].job.description.num_microbatches for tp in self.tp_ranks}) > 1
 
     @property
@@ -76,14 +76,14 @@ class HostStage:
         return all(own.job.is_ended for own in self.siblings.values())
 
     def update(self, tp_rank: int, query: MemberQuery, job: Job, gpu: GpuView) -> None:
-        """Record what a rank says of itself, and drop ranks whose job has ended."""
+        """Record the state that a rank has sent, and drop ranks whose jobs have ended."""
         self.siblings = {tp: own for tp, own in self.siblings.items() if not own.job.is_ended}
         self.siblings[tp_rank] = Sibling(job, gpu, query.iteration_index, frozenset(query.installed))
         if query.agreement is not None and tp_rank == self.carrier:
             self.agreement = query.agreement
 
     def facts(self) -> StageFacts:
-        """Return the facts of all ranks; they are made again if something in them has changed.
+        """Return the facts of the stage, rebuilt if the ranks or their data have changed.
 
         Raises:
             JobError: the ranks run different orders, or their GPUs have no clock in common.
@@ -112,11 +112,11 @@ class HostStage:
                 reorder=offer, order_refusal=refusal, memory=memory,
             )  # fmt: skip
             self._facts = replace(facts, facts_id=hashlib.sha256(encode(facts)).hexdigest()[:_FACTS_ID_CHARS])
-            self._facts_of, self._merged = key, {}  # merged iterations were those of the ranks before
+            self._facts_of, self._merged = key, {}  # merged iterations belong to the previous set of ranks
         return self._facts
 
     def report(self) -> StageReport:
-        """Return what the pipeline's leader has not received yet.
+        """Return the facts and observations that the pipeline's leader has not received yet.
 
         Raises:
             JobError, ProtocolError: the ranks of the stage do not fit together, or a number cannot be sent.
@@ -146,7 +146,7 @@ class HostStage:
         """Return the merged iterations after `known` that all ranks have observed, oldest first."""
         found = [{o.iteration_index: o for o in sibling.job.observations[-_RECENT:]} for sibling in own]
         common = sorted(set.intersection(*(set(one) for one in found)))
-        # Iterations of another number of microbatches are no news to the leader.
+        # The leader cannot use iterations from before the number of microbatches changed.
         known = max(known, *(sibling.job.knowledge.changed_at - 1 for sibling in own))
         wanted = [index for index in common if index > known][-_OBSERVATIONS_SENT:]
         self._merged = {
@@ -155,9 +155,9 @@ class HostStage:
         return [self._merged[index] for index in wanted]
 
     def _is_detailed(self, job: Job, observation: IterationObservation) -> bool:
-        """Return whether the leader gets the times of instructions: of a tuned plan's iterations only of some.
+        """Return whether the leader gets an iteration's instruction times; under a tuned plan, it gets only some.
 
-        Profiling and the baseline need all of them. A tuned plan is judged by the time and energy of its iterations.
+        Profiling and the baseline need all of them. A tuned plan is evaluated by iteration time and energy alone.
         """
         purpose = job.knowledge.plans.purpose_of(observation.plan_id)
         return purpose is not PlanPurpose.TUNED or observation.iteration_index % self._detail_every == 0
@@ -185,7 +185,7 @@ class HostStage:
 def stage_classes(order: Sequence[Instruction], offer: ReorderOffer) -> tuple[InstructionClass, ...]:
     """Return the instruction classes of a stage in the order in which observations refer to them.
 
-    A stage that takes other orders may run its backwards in two halves.
+    A stage that accepts reordering may split its backward passes into two halves, input and weight gradients.
     """
     classes = {instruction.instruction_class for instruction in order}
     halves = (InstructionKind.I, InstructionKind.W) if offer.is_allowed and not offer.refusal else ()

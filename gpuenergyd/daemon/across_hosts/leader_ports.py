@@ -36,11 +36,11 @@ from gpuenergyd.store.records import ORDER_ADVICE, ControlEventRecord
 log = logging.getLogger(__name__)
 
 _HELD_ITERATIONS = 48
-"""A question to the policy waits for the newest plan to be tried, but not longer than this."""
+"""Longest time, in iterations, that a request to the policy waits for the newest plan to be tried."""
 _EPOCHS_KEPT = 64
-"""Plans whose epochs are known; the newest few are in use."""
+"""Number of plans whose epochs are remembered; only the newest few are in use."""
 _MAY_BE_IN_FORCE = 2
-"""Plans before the newest one that members may still follow."""
+"""Number of plans before the newest one that members may still follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,31 +74,31 @@ class LeaderAudit:
 
 @dataclass(slots=True)
 class LeaderDelivery:
-    """The newest plan of a pipeline, which leaves in the replies to the leader's reports."""
+    """The newest plan of a pipeline, delivered in the replies to the leading rank's reports."""
 
     job: Job
     audit: LeaderAudit
     generation: str = field(default_factory=lambda: secrets.token_hex(2))
-    """Differs between daemons: a rank that has installed a plan takes no other one with the same id."""
+    """Makes plan ids differ between daemons, since a rank ignores a plan whose id it has already installed."""
     sent: SendPlan | None = None
     target: PerformanceTarget | None = None
     """The target that the newest plan was made for."""
     answering: PerformanceTarget | None = None
-    """The target of the answer that is being handled; the job may have another one by now."""
+    """The target for which the policy made the plan being handled; the job's target may have changed since."""
     plan_id: str | None = None
     """The id under which members follow the newest plan; None before the first plan."""
     block: tuple[str, int] | None = None
-    """Id and length of the last block at full speed during the newest plan."""
+    """Id, and length in iterations, of the last block at full speed during the newest plan."""
     replaces: tuple[str, ...] = ()
-    """Ids of earlier plans that the newest one, for a straggler's pace, may be mixed with in one iteration."""
+    """Ids of earlier plans that some ranks may follow while others follow the newest; only for a straggler's pace."""
     _before: deque[tuple[str, ClockPlan]] = field(default_factory=lambda: deque(maxlen=_MAY_BE_IN_FORCE))
     _epoch_of_plan: dict[str, int] = field(default_factory=lambda: {BASELINE_PLAN_ID: 0})
 
     def send(self, command: SendPlan) -> None:
-        """Replace the newest plan, or let it pause for a block at full speed.
+        """Replace the newest plan, or interrupt it for a block of iterations at full speed.
 
-        During a block, for which the plan windows have a gap, members keep their plan installed: the one that is sent
-        again after the block, under a newer epoch, is no other plan for them.
+        The plan windows have a gap for the block, so members keep their plan installed. After the block it is sent
+        again under a newer epoch, and members treat it as the same plan.
         """
         plan = command.plan
         if command.num_iterations is not None:
@@ -115,7 +115,7 @@ class LeaderDelivery:
         self.sent = command
         self._epoch_of_plan.pop(self.plan_id, None)
         self._epoch_of_plan[self.plan_id] = command.plan_epoch
-        for plan_id in list(self._epoch_of_plan)[1:-_EPOCHS_KEPT]:  # the first one is full speed
+        for plan_id in list(self._epoch_of_plan)[1:-_EPOCHS_KEPT]:  # the first entry is full speed
             del self._epoch_of_plan[plan_id]
 
     def schedule_changed(self) -> None:
@@ -126,9 +126,9 @@ class LeaderDelivery:
         return f"{self.audit.pipeline_id}.{self.generation}.{command.plan_epoch}"
 
     def _mixable(self, plan: ClockPlan) -> tuple[str, ...]:
-        """Return the ids of earlier plans that a plan may be mixed with: none, but for a straggler's pace.
+        """Return the ids of earlier plans that may share an iteration with `plan`; empty unless for a straggler's pace.
 
-        Plans with different orders of instructions are never mixed: in an iteration all ranks run those of one plan.
+        Plans with different orders of instructions are never mixed: in an iteration, all ranks run one plan's order.
         """
         ranks, full_speed = self.job.ranks, self.job.knowledge.full_speed()
         if not self.job.target.is_forced or plan.purpose is not PlanPurpose.TUNED or not full_speed:
@@ -151,8 +151,8 @@ class LeaderDelivery:
     def planned_mhz(self, plan_epoch: int | None) -> Sequence[int | None] | None:
         """Return the clocks of the plan that an iteration followed, rank by rank in program order.
 
-        None for the baseline and for a plan that is no longer known. While ranks agree on a new plan, iterations still
-        follow the one before.
+        None for the baseline and for forgotten plans. Iterations follow the previous plan until all ranks have agreed
+        on the new one.
         """
         plans, schedule = self.job.knowledge.plans, self.job.ranks.schedule
         plan = plans.by_id(plans.id_of(plan_epoch)) if plan_epoch else None
@@ -163,7 +163,7 @@ class LeaderDelivery:
 
 @dataclass(slots=True)
 class LeaderPlans:
-    """Plans of the policy host, asked for once the newest plan was tried: policies answer faster than ranks agree."""
+    """Requests plans from the policy host once the newest one was tried: policies answer faster than ranks agree."""
 
     job: Job
     host: PolicyPort
@@ -184,20 +184,20 @@ class LeaderPlans:
         self.prepared = SuspectedPacePlan(job.description.job_id, lambda: job.description.policy, self.host, self.spawn)
 
     def ask(self, view: JobView) -> None:
-        """Hold a question until the newest plan was tried; where clocks may not be set, no plan is asked for."""
+        """Request a plan once the newest one was tried; request none where clocks may not be set."""
         if not self.is_observing:
             self._held, self._held_at = view, self.newest_index
             self.ask_in_time()
 
     def ask_in_time(self) -> None:
-        """Ask the held question if the newest plan was tried, the target has changed, or it has been held for long.
+        """Send the held request if the newest plan was tried, the target has changed, or it was held for long enough.
 
-        While a plan is prepared for a suspected straggler, no other question delays that.
+        While a plan for a suspected straggler is being prepared, other requests wait.
         """
         view, newest = self._held, self.delivery.sent
         if view is None:
             return
-        # Full speed needs no trial, and members that measure it again have no plan at all.
+        # Full speed needs no trial, and members that measure it again follow no plan.
         is_tried = newest is None or not newest.plan.ranks or newest.plan_epoch == self.newest_epoch
         num_held = self.newest_index - self._held_at
         if self.prepared.is_pending and not view.target.is_forced:
@@ -211,16 +211,16 @@ class LeaderPlans:
             self.spawn(self._answer(replace(fresh, target=view.target)))
 
     async def straggler_changed(self) -> None:
-        """Ask about the present straggler's pace at once.
+        """Request a plan for the present straggler's pace at once.
 
-        A held question from before is answered with the plan in force, so that the job asks again.
+        An older held request is answered with the plan in force, so that the job asks again.
         """
         view, job = self._held, self.job
         is_outdated = view is not None and view.target.straggler_time_s != job.target.straggler_time_s
         if is_outdated and job.phase is JobPhase.TUNED:
             self._held = None
             await self.handle(PlanDecided(job.current_plan))
-        await asyncio.sleep(0)  # a prepared plan is in the reply to this report
+        await asyncio.sleep(0)  # lets the reply to this report include a prepared plan
 
     async def _answer(self, view: JobView) -> None:
         job_id, policy = self.job.description.job_id, self.job.description.policy

@@ -1,4 +1,4 @@
-"""What a leader records of a whole pipeline: its saving, its carbon account, and its curves for later jobs."""
+"""What a leader records for a whole pipeline: its saving, its carbon account, and measured curves for later jobs."""
 
 import time
 from collections.abc import Callable, Coroutine
@@ -16,9 +16,9 @@ from gpuenergyd.daemon.ports import JobServices, RunningJob
 
 @dataclass(slots=True)
 class LeaderIterations:
-    """Merged iterations: the saving goes to the history and the slowdown to the carbon account, each once for all.
+    """Records merged iterations: the saving in the history, the slowdown in the carbon account, once per pipeline.
 
-    Each member's daemon records the member's own iterations and its energy.
+    Each member's daemon records the member's own iterations and energy.
     """
 
     runner: RunningJob
@@ -28,7 +28,7 @@ class LeaderIterations:
     def record(self, command: RecordIteration) -> None:
         observation, now_ns = command.observation, time.monotonic_ns()
         if self.services.watcher is not None:
-            # Merged iterations have no instants; this one ended a moment ago.
+            # Merged iterations carry no timestamps; this one ended a moment ago.
             began_at = utc_at(now_ns) - timedelta(seconds=observation.iteration_time_s)
             self.services.watcher.iteration_done(self.runner, observation, command.purpose, began_at)
         if now_ns >= self._estimate_due_mono_ns:
@@ -44,7 +44,7 @@ class LeaderIterations:
 
 @dataclass(slots=True)
 class LeaderRuns:
-    """Past jobs like the whole pipeline; iterations wait until they have been looked up."""
+    """Past jobs similar to the whole pipeline; iterations are handled only after the lookup."""
 
     runner: RunningJob
     services: JobServices
@@ -61,7 +61,7 @@ class LeaderRuns:
         self._runs = JobRuns(self.runner, self.services, audit, self.uid, facts)
 
     async def recall(self) -> None:
-        """Look past jobs up in the background: a training process waits for the reply to its report."""
+        """Look up past jobs in the background, since a training process waits for the reply to its report."""
         if self.services.past_jobs is None:
             self.is_recalled = True
         else:
@@ -74,9 +74,9 @@ class LeaderRuns:
             self.is_recalled = True
 
     def store_refusal(self, command: StoreOrderRefusal) -> None:
-        """Remember that no later run may run another order of instructions."""
+        """Record that later runs must keep the program's own order of instructions."""
         self._runs.store_refusal(command)
 
     def store_curves(self, command: StoreCurves) -> None:
-        """Store what the whole pipeline has shown of its curves."""
+        """Store the curves measured on the whole pipeline."""
         self._runs.store_curves(command)

@@ -1,8 +1,7 @@
 """Leader of a pipeline across hosts: runs the job's state machine over all members, without a GPU of its own.
 
-Each member is a job of one rank in its own host's daemon, which measures, leases, guards and restores. Observations,
-merged by stage on each host, arrive here through the rank that leads the pipeline; plans leave as slices in the replies
-to it.
+Each member is a job of one rank in its own host's daemon, which measures, leases, guards and restores. Each host merges
+its observations by stage. The leading rank sends them here, and the replies carry plans as one slice per member.
 """
 
 import logging
@@ -61,8 +60,7 @@ from gpuenergyd.wire.pipeline_messages import PipelineReply, PipelineReport, Pos
 
 log = logging.getLogger(__name__)
 _EXPERIMENT_ITERATIONS = 8
-"""Hosts agree on one plan at a time: full speed is sent when an experiment is seen, and followed some iterations later.
-"""
+"""Length of an experiment: hosts agree on one plan at a time, so the return to full speed takes effect late."""
 
 
 @dataclass(slots=True)
@@ -75,12 +73,12 @@ class PipelineLeader:
     leader_job_id: str
     uid: int
     pids: Mapping[int, int]
-    """Pid of the leading rank: after a restart of the daemon, the pipeline is known by it."""
+    """Pid of the leading rank, by which the pipeline is recognized after a restart of the daemon."""
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     num_tp_ranks: int = 1
     job: Job = field(init=False)
     straggler_reason: str | None = None
-    """The reason of the straggler's pace; None at the pipeline's own pace."""
+    """Why the pipeline follows a straggler's pace; None at its own pace."""
     _audit: LeaderAudit = field(init=False)
     _delivery: LeaderDelivery = field(init=False)
     _plans: LeaderPlans = field(init=False)
@@ -127,16 +125,16 @@ class PipelineLeader:
 
     @property
     def job_id(self) -> str:
-        """The same, as carbon service and model memory know it."""
+        """The id of the pipeline, under the name that the carbon service and past jobs use."""
         return self.pipeline_id
 
     @property
     def carbon_zones(self) -> frozenset[str]:
-        """Zones of carbon intensities that the hosts have reported."""
+        """Carbon-intensity zones that the hosts have reported."""
         return self._parts.carbon_zones
 
     async def handle_report(self, report: PipelineReport) -> PipelineReply:
-        """Handle what is new of the stages, and return the plan to follow.
+        """Handle the stages' new facts and observations, and return the plan to follow.
 
         Raises:
             ProtocolError: measurements are out of range, or the pipeline has another size than before.
@@ -196,7 +194,7 @@ class PipelineLeader:
             self.spawn(self._execute_all())
 
     def close(self) -> None:
-        """Record the last estimate: the leading rank's job has ended."""
+        """Record the last estimate when the leading rank's job has ended."""
         self._iterations.record_estimate()
         if self.services.watcher is not None:
             self.services.watcher.job_ended(self.pipeline_id)
@@ -225,7 +223,7 @@ class PipelineLeader:
         ranks = range(self.description.num_pp_ranks)
         found = [(pp_rank, self._parts.order(pp_rank), self._parts.gpu(pp_rank)) for pp_rank in ranks]
         for pp_rank, order, gpu in found:
-            if pp_rank not in self.job.ranks.orders:  # after orders that did not fit together, the last one is missing
+            if pp_rank not in self.job.ranks.orders:  # incompatible orders leave the last one out
                 offer, _, _ = self._parts.reordering(pp_rank)
                 await self._handle(RankJoined(pp_rank, order, gpu, reorder=offer))
         self._has_joined = True
@@ -239,14 +237,14 @@ class PipelineLeader:
         await self._handle(GpuViewChanged(pp_rank, gpu))
 
     async def _update_reordering(self, pp_rank: int) -> None:
-        """Tell the job what a stage reports of its memory, and why it takes no other order any more."""
+        """Pass a stage's memory figures to the job, and the reason if the stage no longer accepts other orders."""
         _, refusal, memory = self._parts.reordering(pp_rank)
         await self._handle(StageMemoryChanged(pp_rank, memory))
         if refusal:
             await self._handle(OrdersRefused(refusal))
 
     async def _update_order(self, facts: StageFacts) -> None:
-        """Have the job follow a stage whose number of microbatches has changed."""
+        """Update the job's schedule for a stage whose number of microbatches has changed."""
         order = self._parts.changed_order(facts.pp_rank, self._newest_order(facts.pp_rank))
         if order is not None:
             self._delivery.schedule_changed()
@@ -316,7 +314,7 @@ class PipelineLeader:
         )
 
     def _permitted_slowdown_ratio(self) -> float | None:
-        """Return the slowdown that the newest plan's target permits; None for the registered one."""
+        """Return the slowdown that the newest plan's target permits; None if that is the registered target."""
         target, baseline = self._delivery.target, self.job.baseline
         if target is None or baseline is None:
             return None

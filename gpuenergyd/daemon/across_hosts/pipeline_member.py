@@ -1,4 +1,4 @@
-"""Members of pipelines across hosts: their stages and posted plans, and the pipelines that are led from here."""
+"""Members of pipelines across hosts: their stages, their plans, and the pipelines led by a rank of this host."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -27,7 +27,7 @@ from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, MemberRep
 
 _DELIVERY_LIMIT_S = 0.5
 _STATE, _POSTED_PLAN, _PIPELINE = "state of a member", "plan for a member", "report of the pipeline"
-"""Kinds of messages, of which each may be refused."""
+"""Kinds of messages; refusals are tracked separately for each kind."""
 _StageKey = tuple[int, str, str, int, int]
 """uid, job name, run, data-parallel rank, pipeline rank."""
 
@@ -48,11 +48,11 @@ class PipelineMembers:
 
     @property
     def leaders(self) -> tuple[PipelineLeader, ...]:
-        """The pipelines that are led from here."""
+        """The pipelines led by a rank of this host."""
         return tuple(self._leaders.values())
 
     def state(self, query: MemberQuery, peer: PeerCredentials) -> MemberReply | None:
-        """Return the report of a member's stage if it carries that, else only the leader's agreement.
+        """Return the stage's report if this member sends it for the stage, else only the leader's agreement.
 
         The reply is None for an unknown token.
 
@@ -117,7 +117,7 @@ class PipelineMembers:
             raise JobError("the rank has not joined its job yet")
         plan = checked_plan(message.plan)
         if message.plan.num_microbatches not in {0, runner.job.description.num_microbatches}:
-            return  # the leader will know soon that the order has changed
+            return  # the leader is about to learn that the order has changed
         clocks = self.jobs.services.gpus[session.gpu_uuid].identity.supported_sm_clocks_mhz
         try:
             check_plan(plan, schedule, [clocks])
@@ -135,7 +135,7 @@ class PipelineMembers:
         runner.post_plan(plan)
 
     def _permit(self, runner: JobRunner, ratio: float | None) -> None:
-        """Guard a member by the target that its leader's plan was made for, on the member's own baseline."""
+        """Apply the target of the leader's plan to a member's slowdown guard, relative to the member's own baseline."""
         job, watcher = runner.job, self.jobs.services.watcher
         target = job.description.target
         if ratio is not None:
@@ -170,7 +170,7 @@ class PipelineMembers:
             return reply
 
     def refuse(self, peer: PeerCredentials, reason: str) -> None:
-        """Record that a message of a process was refused before it could be read, for the members of that process."""
+        """Record, for the members in a process, that a message from it was refused before it could be read."""
         for session in self.jobs.sessions:
             if session.peer == peer and session.runner.is_member:
                 self.refusals.record(session.runner.job_id, reason)

@@ -1,4 +1,4 @@
-"""Refused messages of pipelines across hosts: each reason once in the log and in the history, and in the status."""
+"""Refused messages of pipelines across hosts: logged and recorded once per reason, and shown in the status."""
 
 import logging
 import time
@@ -15,7 +15,7 @@ from gpuenergyd.store.records import ControlEventRecord
 log = logging.getLogger(__name__)
 
 _MAX_REASONS_PER_JOB = 32
-"""Different reasons recorded of one job, at most: some name numbers."""
+"""Most reasons recorded per job; some contain numbers, so their variety is unlimited."""
 _NS_PER_S = 1e9
 
 
@@ -40,7 +40,7 @@ class Refusals:
 
     @contextmanager
     def of(self, job_id: str, kind: str) -> Iterator[None]:
-        """Record an error in the block as a refusal; without one, this kind of message is not refused any more."""
+        """Record an error raised in the block as a refusal; success clears the last refusal of this kind of message."""
         try:
             yield
         except GpuEnergyError as error:
@@ -62,7 +62,7 @@ class Refusals:
         self.history.write(ControlEventRecord(utc_at(now_ns), "refusal", "pipeline", job_id, None, reason))
 
     def keep(self, is_kept: Callable[[str], bool]) -> None:
-        """Drop the refusals of all jobs but some."""
+        """Drop the refusals of jobs for which `is_kept` is false."""
         self._last = {key: last for key, last in self._last.items() if is_kept(key[0])}
         self._recorded = {job_id: reasons for job_id, reasons in self._recorded.items() if is_kept(job_id)}
 

@@ -1,4 +1,4 @@
-"""What a pipeline leader has received of each stage: facts once, then differences, until an iteration is complete."""
+"""What a pipeline leader has received from each stage: its facts, and observations of incomplete iterations."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ from gpuenergyd.wire.patterns import from_blocks
 from gpuenergyd.wire.pipeline_messages import PIPELINE_VERSION, StageFacts, StageReport
 
 _MAX_INCOMPLETE = 64
-"""Iterations that some stage has not reported."""
+"""Most iterations kept while some stage has not reported them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ class StageParts:
     num_pp_ranks: int
     num_tp_ranks: int
     merged_iteration: int = -1
-    """The newest iteration that was complete."""
+    """Index of the newest complete iteration."""
     _parts: dict[MemberKey, _Part] = field(default_factory=dict)
     """By pipeline rank and carrying tensor-parallel rank."""
     _incomplete: dict[int, dict[MemberKey, IterationObservation]] = field(default_factory=lambda: defaultdict(dict))
 
     def add_facts(self, facts: StageFacts) -> None:
-        """Add or replace the facts of a part; parts that carried some of its ranks before are dropped.
+        """Add or replace the facts of a part, and drop older parts that include any of its ranks.
 
         Raises:
             ProtocolError: a number is out of range, or the message is of another version.
@@ -75,7 +75,7 @@ class StageParts:
         self._parts[facts.pp_rank, tp_ranks[0]] = _Part(facts, order, stage_classes(order, facts.reorder))
 
     def add(self, pp_rank: int, carrier: int, report: StageReport) -> bool:
-        """Add the new observations of a part; return False if its facts are not known, and the report is ignored.
+        """Add the new observations of a part; if its facts are unknown, ignore the report and return False.
 
         Raises:
             ProtocolError: the observations are malformed, or out of range.
@@ -112,7 +112,7 @@ class StageParts:
         return orders[0]
 
     def changed_order(self, pp_rank: int, known: tuple[Instruction, ...]) -> tuple[Instruction, ...] | None:
-        """Return the order of a stage if all its parts run another one than is known, as after a ramp-up; else None."""
+        """Return a stage's new order if all parts agree on one other than `known`, as after a ramp-up; else None."""
         orders = {part.order for part in self._of_stage(pp_rank)}
         return orders.pop() if len(orders) == 1 and known not in orders else None
 
@@ -125,7 +125,7 @@ class StageParts:
         return stage_gpu(pp_rank, [part.facts.gpu for part in self._of_stage(pp_rank)])
 
     def reordering(self, pp_rank: int) -> tuple[ReorderOffer, str, RankMemory | None]:
-        """Return whether a stage may run another order, why it does not any more, and its memory, if that is known."""
+        """Return a stage's reordering offer, the reason if it now refuses other orders, and its memory if known."""
         facts = [part.facts for part in self._of_stage(pp_rank)]
         refusal = next((own.order_refusal for own in facts if own.order_refusal), "")
         return common_offer([own.reorder for own in facts]), refusal, least_room([own.memory for own in facts])

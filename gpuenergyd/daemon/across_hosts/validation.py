@@ -15,9 +15,9 @@ from gpuenergyd.wire.pipeline_messages import MemberPlace, PipelineReport, Poste
 
 _MAX_RANKS = 4096
 MAX_PIPELINE_RANKS = 16_384
-"""Ranks of one replica that one leader plans for."""
+"""Most ranks of one replica that one leader plans for."""
 MAX_PERMITTED_RATIO = 100.0
-"""Slowdown that the target of an hour permits, at most."""
+"""Largest slowdown that an hourly target may permit."""
 _MAX_SWITCH_LATENCY_S = 60.0
 _MAX_POWER_W = 1e6
 _MAX_MEMORY_BYTES = 2**60
@@ -94,7 +94,7 @@ def check_observation(where: str, o: IterationObservation) -> None:
     # A sample without any clock was not measured.
     clocks_mhz = [min((share.sm_clock_mhz for share in s.shares), default=0) for s in o.instruction_samples]
     clocks_mhz += [min(s.before.sm_clock_mhz, s.after.sm_clock_mhz) for s in o.call_samples]
-    is_in_range = all(0 <= time_s <= MAX_PACE_S for time_s in times_s)  # not so for NaN
+    is_in_range = all(0 <= time_s <= MAX_PACE_S for time_s in times_s)  # false for NaN
     if not is_in_range or min(clocks_mhz, default=1) <= 0:
         raise ProtocolError(
             f"{where}: iteration {o.iteration_index} must hold times in [0, {MAX_PACE_S:g}] s and positive clocks"

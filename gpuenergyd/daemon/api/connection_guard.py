@@ -1,7 +1,7 @@
 """Guard around each HTTP connection: client credentials, connection count per user, and time limits.
 
-aiohttp sets no time limit for the rest of a header. Here a header must be complete soon after its first byte, and the
-client must read the responses.
+aiohttp lets a client take any time to complete a header. Here a header must be complete soon after its first byte, and
+the client must read its responses.
 """
 
 import asyncio
@@ -120,7 +120,7 @@ class GuardedProtocol(asyncio.Protocol):
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """Read from the client again: it reads its responses."""
+        """Read from the client again, since it reads its responses again."""
         self._cancel_unread_deadline()
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()

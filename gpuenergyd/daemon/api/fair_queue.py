@@ -1,11 +1,11 @@
 """Fair queueing of requests: each turn of the event loop serves the users who have used the least CPU time.
 
-Theory of operation. The requests that a turn starts may need `turn_s` of CPU time together, and the rest waits, so
-that a flood, of however many users, delays timers and other sockets by about one turn. Each user has a tag, the CPU
-time that its requests have used, divided by the user's weight; the user with the lowest tag is next. A user weighs as
-much as it has ranks, and all users without a rank together as much as one: forty of them must not crowd out one who
-trains. A user who was idle gets the tag of the request that started last: nobody saves up time, and nobody waits for
-what others used before (start-time fair queueing; Goyal, Vin and Cheng, 1996).
+Theory of operation. Each turn starts requests worth at most `turn_s` of CPU time and leaves the rest waiting, so that a
+flood from any number of users delays timers and other sockets by about one turn. A user's tag is the CPU time that its
+requests have used, divided by the user's weight; the user with the lowest tag is next. A user's weight is its number of
+ranks. All users without a rank together weigh as much as one rank: forty of them must not crowd out one who trains. A
+user who was idle gets the tag of the request that started last, so that nobody saves up time, and nobody waits for what
+others used before (start-time fair queueing; Goyal, Vin and Cheng, 1996).
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class FairQueue:
     _users: dict[int, _User] = field(default_factory=dict)
     _num_waiting: int = 0
     _num_without_ranks: int = 1
-    """Users without a rank that waited when this turn began, at least one."""
+    """Number of users without a rank that waited when this turn began, at least 1."""
     _started_s: float = 0.0
     """Expected CPU time of the requests that this turn has started."""
     _last_tag_s: float = 0.0
@@ -49,7 +49,7 @@ class FairQueue:
     _is_turn_scheduled: bool = False
 
     async def run(self, uid: int, handle: Callable[[], Awaitable[T]]) -> T:
-        """Handle a request of a user once it is due; only its own steps are charged, not what it waits for."""
+        """Handle a user's request when its turn comes; charge its CPU time, not the time that it waits."""
         user = await self._turn_of(uid)
         expected_s, used_s = user.cost_s, REQUEST_S
 
@@ -125,7 +125,7 @@ class FairQueue:
 
 @dataclass(frozen=True, slots=True)
 class _Metered(Awaitable[T]):
-    """Awaits something, and passes on the CPU time of each of its steps."""
+    """Awaitable wrapper that reports the CPU time of each step of `work`."""
 
     work: Awaitable[T]
     cpu_s: Callable[[], float]

@@ -24,9 +24,9 @@ _GPU_GAUGES = (
     ("temperature_celsius", "temperature_celsius", "Last temperature reading."),
     ("reading_age_s", "reading_age_seconds", "Time since the last reading."),
     ("power_limit_w", "power_limit_watts", "Requested power limit."),
-    ("enforced_power_limit_w", "enforced_power_limit_watts", "Power limit that is enforced, by whatever limiter."),
+    ("enforced_power_limit_w", "enforced_power_limit_watts", "Power limit in force, whichever limiter set it."),
     ("default_power_limit_w", "default_power_limit_watts", "Power limit without any request."),
-    ("power_floor_w", "power_floor_watts", "Least power that power smoothing keeps up."),
+    ("power_floor_w", "power_floor_watts", "Power floor that power smoothing maintains."),
     ("is_power_smoothing_on", "power_smoothing_on", "1 if power smoothing is on."),
     ("is_persistent", "persistence_mode", "1 if the driver stays loaded without clients."),
     ("is_mig_enabled", "mig_enabled", "1 if the GPU is divided into instances."),
@@ -35,8 +35,8 @@ _GPU_CLOCKS = (
     ("sm_clock_mhz", "sm_clock_hertz", "Last SM clock reading."),
     ("requested_sm_clock_mhz", "requested_sm_clock_hertz", "Requested SM clock; absent at full speed."),
     ("foreign_sm_clock_mhz", "foreign_sm_clock_hertz", "SM clock at which another program has locked the GPU."),
-    ("application_sm_clock_mhz", "application_sm_clock_hertz", "SM clock that programs set for applications."),
-    ("application_memory_clock_mhz", "application_memory_clock_hertz", "Memory clock set for applications."),
+    ("application_sm_clock_mhz", "application_sm_clock_hertz", "SM clock of the driver's application clocks setting."),
+    ("application_memory_clock_mhz", "application_memory_clock_hertz", "Memory clock of the application clocks."),
     ("memory_clock_mhz", "memory_clock_hertz", "Memory clock, last read at full performance."),
     ("max_memory_clock_mhz", "max_memory_clock_hertz", "Highest memory clock."),
 )
@@ -62,9 +62,9 @@ _JOB_GAUGES = (
 )
 _JOB_CARBON_GAUGES = (
     # No counter: a revised intensity changes the emissions of the past.
-    ("carbon_g", "carbon_grams", "Emissions of all energy of the job in time of known intensity, location-based."),
+    ("carbon_g", "carbon_grams", "Location-based emissions of the job's energy in hours of known intensity."),
     ("tuned_carbon_g", "tuned_carbon_grams", "Emissions of tuned iterations in hours of known intensity."),
-    ("unpriced_j", "unpriced_joules", "Energy of the job in time of unknown carbon intensity."),
+    ("unpriced_j", "unpriced_joules", "Energy of the job in hours of unknown carbon intensity."),
 )
 _JOB_SAVED_CARBON_GAUGES = (
     ("saved_by_plan_g", "saved_by_plan_grams", "Emissions saved by the fastest plan against the baseline."),
@@ -80,7 +80,7 @@ _GRID_GAUGES = (
 
 _POWER_GAUGES = (
     ("power_budget_w", "power_budget_watts", "Power budget of this host; absent without one."),
-    ("measured_w", "power_measured_watts", "Power of this host as its budget counts it; absent without a budget."),
+    ("measured_w", "power_measured_watts", "Power that counts against the budget; absent without a budget."),
     ("predicted_w", "power_predicted_watts", "Power predicted for the plans in force; absent without a budget."),
 )
 _SWING_GAUGES = (
@@ -90,7 +90,7 @@ _SWING_GAUGES = (
     ("swing_rms_w", "power_swing_rms_watts", "RMS of the power of all GPUs from 0.1 Hz to half the sampling rate."),
 )
 _POWER_COUNTERS = (
-    ("num_cuts", "power_cuts", "Times that clocks were lowered at once, because of measured power."),
+    ("num_cuts", "power_cuts", "Immediate clock reductions because of measured power."),
     ("over_s", "power_over_budget_seconds", "Time above the power budget."),
 )
 
@@ -117,7 +117,7 @@ class StatusCollector(Collector):
             "gpuenergyd_degraded", "1 if the status has degraded reasons.", float(status["is_degraded"])
         )
         yield GaugeMetricFamily("gpuenergyd_worker_up", "1 while a GPU worker runs.", status["worker"]["is_alive"])
-        pue = GaugeMetricFamily("gpuenergyd_pue_ratio", "Power usage effectiveness that emissions of jobs include.")
+        pue = GaugeMetricFamily("gpuenergyd_pue_ratio", "Power usage effectiveness included in jobs' emissions.")
         if status.get("pue") is not None:
             pue.add_metric([], status["pue"])
         yield pue
@@ -242,7 +242,7 @@ def _gauges(
 def _refused_readings(labels: Iterable[str], gpus: Iterable[_Row]) -> Metric:
     family = CounterMetricFamily(
         "gpuenergyd_gpu_refused_readings",
-        "Values of the driver that cannot be right and count as unknown, by kind.",
+        "Implausible values from the driver, treated as unknown, by kind.",
         labels=[*labels, "value"],
     )
     for gpu, values in gpus:
@@ -320,7 +320,7 @@ def metrics_text(status: Mapping[str, Any]) -> bytes:
 
 
 def _number_text(value: float) -> str:
-    """Return a number as Go writes it: as Python does below a million."""
+    """Return a number as Go formats it, which below a million is as Python does."""
     if -_GO_EXPONENT_FROM < value < _GO_EXPONENT_FROM:
         return repr(float(value))
     return str(floatToGoString(value))  # type: ignore[no-untyped-call]  # the library left it untyped

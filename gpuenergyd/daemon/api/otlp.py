@@ -1,7 +1,7 @@
 """The metrics as an OTLP/HTTP request in its JSON form, for OpenTelemetry collectors; names as for Prometheus.
 
-Energy, power and temperature of GPUs are also exported under the names that OpenTelemetry's semantic conventions for
-hardware give them, with the attributes that they demand: `hw.energy` of the component `hw.id` of `hw.type` gpu.
+GPU energy, power and temperature are also exported under the names and with the attributes of OpenTelemetry's semantic
+conventions for hardware, for example `hw.energy` with `hw.id` and `hw.type="gpu"`.
 
 Counters are cumulative sums since the start of the daemon, all other metrics are gauges; unknown values are omitted.
 The encoding is specified at opentelemetry.io/docs/specs/otlp, so no OpenTelemetry package is needed.
@@ -91,7 +91,7 @@ def _metric(family: Metric, *, at_ns: int, started_ns: int) -> dict[str, Any] | 
 
 
 def _by_convention(metric: Mapping[str, Any], family: Metric) -> dict[str, Any]:
-    """Return a metric of GPUs under the name and with the attributes of OpenTelemetry's conventions for hardware."""
+    """Return a GPU metric under the name and with the attributes of OpenTelemetry's conventions for hardware."""
     kind = "sum" if "sum" in metric else "gauge"
     samples = [sample for sample in family.samples if isfinite(sample.value)]
     points = [

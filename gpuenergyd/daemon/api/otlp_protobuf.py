@@ -1,7 +1,7 @@
 """Protobuf encoding of an OTLP/HTTP metrics request, for collectors that do not accept JSON.
 
-The messages are those of opentelemetry-proto 1 (`collector/metrics/v1`, `metrics/v1`, `common/v1`) by their JSON
-names. Only the fields that `otlp_metrics` sets are listed: a table of numbers is smaller than two more dependencies.
+The messages are those of opentelemetry-proto 1 (`collector/metrics/v1`, `metrics/v1`, `common/v1`), with their JSON
+names. Only the fields that `otlp_metrics` sets are listed; this table avoids two more dependencies.
 """
 
 import struct

@@ -1,7 +1,7 @@
 """Routes that plugins add to the daemon's API, found by entry point in the group `gpuenergyd.routes`.
 
-The server applies to them what it applies to its own: rate limits, fair queueing, time limits and errors of one line.
-Handlers run on the daemon's event loop, so one that blocks delays every training program.
+The server treats them like its own: rate limits, fair queueing, time limits and one-line errors apply.
+Handlers run on the daemon's event loop, so a handler that blocks delays every training program.
 """
 
 import logging
@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 
 ROUTES_GROUP = "gpuenergyd.routes"
 OpenPeer = Callable[[web.Request], AbstractContextManager[tuple[PeerCredentials, int]]]
-"""Returns a context manager that yields the credentials of a request's client process and a pidfd of it."""
+"""Returns a context manager that yields the credentials and a pidfd of a request's client process."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouteServices:
-    """What the daemon lends to the routes of a plugin."""
+    """The parts of the daemon that a plugin's routes may use."""
 
     gpus: Gpus
     worker: WorkerPort
@@ -38,7 +38,7 @@ class RouteServices:
     leases: ManualLeases
     """Changes GPUs: journaled, recorded, and restored when the process that holds the lease ends."""
     proof_of_use: ProofOfUse
-    """Whether a process may change a GPU."""
+    """Decides whether a process may change a GPU."""
     open_peer: OpenPeer
     require_administrator: Callable[[web.Request, str], PeerCredentials]
     """Returns the client process of a request, or raises AccessError unless it may do what the text says."""
@@ -72,7 +72,7 @@ class PluginRoutes(Protocol):
         ...
 
     def declare_change(self) -> None:
-        """Show no setting that was read before: some request may have changed it."""
+        """Discard cached settings, since a request may have changed them."""
         ...
 
 

@@ -113,7 +113,7 @@ MEASURED_GPUS = Route(
     MeasuredGpusKept,
 )
 PAST_JOBS = Route(
-    "/v1/past-jobs", "Past jobs of the caller and imported ones, from whose curves new jobs start.", reply=PastJobList
+    "/v1/past-jobs", "The caller's past jobs and imported ones; new jobs start from their curves.", reply=PastJobList
 )
 ALL_PAST_JOBS = Route("/v1/past-jobs/all", "Past jobs of all users (administrators).", reply=PastJobList)
 PAST_JOB_IMPORT = Route(
@@ -124,7 +124,7 @@ PAST_JOB_IMPORT = Route(
 )
 PAST_JOB_FORGET = Route(
     "/v1/past-jobs/forget",
-    "Forget the caller's past jobs; with is_for_all_users everybody's and imported ones (administrators).",
+    "Forget the caller's past jobs; with is_for_all_users, all users' and imported ones (administrators).",
     PastJobsForget,
     PastJobsChanged,
 )
@@ -132,7 +132,7 @@ STATUS = Route("/v1/status", "State of the daemon: health, GPUs, jobs. Missing v
 JOB = Route("/v1/jobs/{job_id}", "One running job: plan, predictions, last measured timeline.")
 JOB_PATCH = Route(
     "/v1/jobs/{job_id}",
-    "Change policy, permitted slowdown or priority of a running job, pause it, or withdraw that (its user).",
+    "Change policy, permitted slowdown or priority of a running job, pause it, or undo that (its user).",
     JobPatch,
     JobPatched,
     is_patch=True,

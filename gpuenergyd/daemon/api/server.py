@@ -2,7 +2,7 @@
 
 The routes are listed in `daemon/api/routes.py`; plugins add further ones (`daemon/api/plugin_routes.py`).
 
-Longer than 400 lines, since all handlers check the peer of a request and read its body in the same ways.
+Longer than 400 lines, since all handlers share the ways to check a request's peer and to read its body.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ _UNREAD_LIMIT_S = 5.0
 _UNSEEN_PATHS = frozenset(
     {routes.ITERATIONS.path, routes.PACE.path, routes.PAST_JOB_IMPORT.path, routes.PAST_JOB_FORGET.path}
 )
-"""Paths whose requests do not invalidate the status snapshot: of the training loop, and of what no status shows."""
+"""Paths whose requests leave the status snapshot valid: frequent ones, and those that change nothing in the status."""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LINGER_LIMIT_S = 0.2
 """Time to keep reading after an early response, so that the sender can receive it."""
@@ -89,10 +89,10 @@ _ERROR_STATUSES: tuple[tuple[type[GpuEnergyError], int], ...] = (
     (UsageError, 400),
     (GpuEnergyError, 503),
 )
-"""HTTP status by error class; the first match counts."""
+"""HTTP status by error class; the first match applies."""
 _LARGE_MESSAGES = frozenset({MemberPlan, PipelineReport})
 _PIPELINE_MESSAGES = frozenset({MemberPlan, MemberQuery, PipelineReport})
-"""Messages whose refusal the status and the history show: ranks repeat them, and nobody reads a reply."""
+"""Messages whose refusals are shown in status and history, since no user sees the replies to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class Server:
     def _rank_handler(
         self, message_type: type[T], handle: Callable[[T, PeerCredentials], object | Awaitable[object]]
     ) -> Handler:
-        """Return a handler that passes a rank's message and credentials on; a reply of None is an unknown token."""
+        """Return a handler that passes on a rank's message and credentials; a reply of None means an unknown token."""
         max_bytes = MAX_ITERATION_REPORT_BYTES if message_type in _LARGE_MESSAGES else MAX_CONTROL_MESSAGE_BYTES
 
         async def respond(request: web.Request) -> web.Response:
@@ -262,7 +262,7 @@ class Server:
     def _administrator_handler(
         self, message_type: type[T], handle: Callable[[T, PeerCredentials], Awaitable[object]]
     ) -> Handler:
-        """Return a handler that passes an administrator's message and credentials on."""
+        """Return a handler that passes on an administrator's message and credentials."""
 
         async def respond(request: web.Request) -> web.Response:
             message = await self._body(request, message_type, MAX_CONTROL_MESSAGE_BYTES)
@@ -388,7 +388,7 @@ class Server:
 
     @contextmanager
     def _open_peer(self, request: web.Request) -> Iterator[tuple[PeerCredentials, int]]:
-        """Yield the credentials of the client process and a pidfd of it."""
+        """Yield the credentials and a pidfd of the client process."""
         peer = self._peer(request)
         connection = request.transport.get_extra_info("socket") if request.transport is not None else None
         if connection is None:
@@ -417,7 +417,7 @@ class Server:
 
 
 async def _response(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Call a handler and convert what it raises to an error response of one line."""
+    """Call a handler and convert what it raises to a one-line error response."""
     try:
         return await handler(request)
     except web.HTTPException as error:
@@ -466,7 +466,7 @@ def _http_error_text(request: web.Request, error: web.HTTPException) -> str:
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    """Logging filter: one line for a malformed request with its reason, none for a client that has gone away."""
+    """Logging filter: one line with the reason for a malformed request, none for a client that has disconnected."""
     error = record.exc_info[1] if record.exc_info else None
     record.exc_info = None
     if error is not None:

@@ -1,4 +1,4 @@
-"""Caching of expensive responses: built for each request, or reused for 0.2 s under load."""
+"""Caching of expensive responses: rebuilt for each request, or reused for 0.2 s under load."""
 
 import time
 from collections.abc import Callable
@@ -7,16 +7,16 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 CPU_SHARE = 0.05
-"""Share of one CPU core up to which a response is rebuilt for each request."""
+"""Share of one CPU core that may be spent on rebuilding a response for each request."""
 BURST_S = 0.1
 LIFETIME_S = 0.2
 
 
 @dataclass(slots=True)
 class Snapshot(Generic[T]):
-    """A cached response: rebuilt for each request while that uses little CPU time, else once it is `LIFETIME_S` old.
+    """A cached response, rebuilt for each request while that uses little CPU time, else when it is `LIFETIME_S` old.
 
-    Call `invalidate` after a change of state, so that the next request shows it at any rate.
+    Call `invalidate` after a change of state, so that the next request always shows the change.
     """
 
     build: Callable[[], T]

@@ -176,7 +176,7 @@ def _gpu(gpu: Gpu, lease: ManualLease | None) -> dict[str, Any]:
 
 
 def _knobs(gpu: Gpu) -> dict[str, Any]:
-    """Return the settings that are read back; null where the driver does not report one, or it was not read yet."""
+    """Return the settings read back from the driver; null if the driver does not report one or it was not read yet."""
     details = gpu.knobs.details or GpuDetails()
     return {
         "power_limit_w": details.power_limit_w,
@@ -308,7 +308,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
 
 
 def account_fields(account: TimeAccount | None) -> dict[str, Any]:
-    """Return what the daemon has cost a training and what it may still cost; None for members of a pipeline."""
+    """Return the time that the daemon has cost a training and may still cost it; None for members of a pipeline."""
     return {
         "cost_s": account.cost_s if account else None,
         "cost_ratio": account.cost_ratio if account else None,
@@ -325,7 +325,7 @@ def _option_source(job: Job, registration: RankRegistration, name: str) -> Optio
 
 
 def _carbon(daemon: StatusSource, runner: RunningJob | None) -> dict[str, Any]:
-    """Return target and emissions of a job; None for members of a pipeline: its leader has them for all."""
+    """Return target and emissions of a job; None for members of a pipeline, whose leader reports them for all."""
     if daemon.carbon is None or runner is None:
         return {"target": None, "carbon": None}
     return daemon.carbon.job_status(runner)

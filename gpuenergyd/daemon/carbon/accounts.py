@@ -28,7 +28,7 @@ _MAX_UNCHARGED_ITERATIONS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class SavedSlowdown:
-    """What is kept of a job when its daemon is killed."""
+    """The carbon state of a job that survives when the daemon is killed."""
 
     account: SlowdownAccount
     slots: tuple[WorkSlot, ...]
@@ -43,7 +43,7 @@ class JobAccount:
     slots: dict[datetime, WorkSlot] = field(default_factory=dict)
     frontier: tuple[tuple[float, float], ...] = ()
     num_done: int = 0
-    """Training iterations by the client's count, including those under an earlier daemon."""
+    """Training iterations as counted by the client, including those under an earlier daemon."""
     num_full_speed_orders: int = 0
     num_profiled: int = 0
     is_taken_over: bool = False
@@ -54,7 +54,7 @@ class JobAccount:
     failure: str | None = None
     profiling_refusal: str | None = None
     is_following: bool = False
-    """Whether the host of the training's first replica decides the targets, and keeps the account of all."""
+    """Whether the host of the training's first replica decides the targets and keeps the account of all replicas."""
     plan_excess: PlanExcess = field(default_factory=PlanExcess)
     _others_excess: OtherPlansExcess = field(default_factory=OtherPlansExcess)
     _targets: deque[tuple[datetime, PerformanceTarget]] = field(default_factory=lambda: deque(maxlen=_TARGETS_KEPT))
@@ -75,9 +75,9 @@ class JobAccount:
         baseline: BaselineView | None,
         settling_iterations: int,
     ) -> None:
-        """Charge an iteration to the account, or keep it until the baseline to charge it against is known.
+        """Charge an iteration to the account, or keep it until the baseline is known.
 
-        The permitted time is that of the target at the iteration's start; initially that is the registered target.
+        The target at the iteration's start gives the permitted time; initially that is the registered target.
         """
         self.num_done = max(self.num_done, observation.iteration_index + 1)
         self._uncharged.append((observation, purpose, begun_at))
@@ -109,11 +109,11 @@ class JobAccount:
             )
 
     def charge_others(self, excess_s: float) -> None:
-        """Charge what plans of the training's other replicas have cost so far, as far as the account was not."""
+        """Charge the part not yet charged of the total time that plans of the training's other replicas have cost."""
         self.account.excess_s += self._others_excess.report(excess_s)
 
     def record_energy(self, observation: IterationObservation, purpose: PlanPurpose | None, hour_at: datetime) -> None:
-        """Add time and energy of a tuned iteration to its hour; other iterations do not show what plans save."""
+        """Add time and energy of a tuned iteration to its hour; other iterations do not show a plan's saving."""
         if purpose is PlanPurpose.TUNED and observation.is_own and observation.energy_j is not None:
             slot = self.slots.get(hour_at) or WorkSlot(hour_at, 0, 0.0, 0.0, None)
             self.slots[hour_at] = slot.with_iterations(observation.iteration_time_s, observation.energy_j)

@@ -13,7 +13,7 @@ from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.settings import Settings
 
 PROFILING_COST_ITERATIONS = 3.0
-"""Cost of the first profiling in full-speed iterations: the shipped policies need 1.1 to 2.2, plus a margin."""
+"""Cost of the first profiling, in full-speed iterations: 1.1 to 2.2 for the shipped policies, plus a margin."""
 _PROFILED_TWICE = 2.0
 """Across hosts, each profiling plan runs for two iterations instead of one."""
 _SAME_RATIO = 1e-6
@@ -35,7 +35,7 @@ class JobBudget:
     is_overtime: bool = False
     """Whether the job has done more iterations than registered."""
     settling_iterations: int = SETTLING_ITERATIONS
-    """Iterations from a new target to the first one under its plan, at most."""
+    """Most iterations from a new target to the first iteration under its plan."""
     profiling_cost_iterations: float = PROFILING_COST_ITERATIONS
 
     @property
@@ -97,9 +97,9 @@ def job_budget(
 
 
 def settling_iterations(job: Job) -> int:
-    """Return how many iterations pass from a new target to the first one under its plan, at most.
+    """Return the most iterations from a new target to the first iteration under its plan.
 
-    Programs that launch ahead, and hosts that first have to agree, take longer.
+    It takes longer for programs that launch GPU work ahead, and for hosts that first have to agree.
     """
     return SETTLING_ITERATIONS + job.reports.run_ahead
 

@@ -1,6 +1,6 @@
 """Hourly carbon intensities and signal values, read from the fetcher's file or a signal file, stored in the database.
 
-There are two series: the signal that targets follow, where an hour counts once it is over, and the carbon intensities
+There are two series: the signal that targets follow, which contains only complete hours, and the carbon intensities
 that convert energy to emissions, which may be revised at any time. They are the same unless targets follow a price.
 """
 
@@ -33,9 +33,9 @@ from gpuenergyd.store.records import EstimatesWithdrawn, IntensityRecord
 CSV_SOURCE = "csv"
 RETENTION = timedelta(days=2 * 366)
 _WRITTEN_RETENTION = KEPT_HISTORY + timedelta(days=1)
-"""Longer than the fetcher's file, whose values are read again and again."""
+"""Longer than the fetcher's file covers, since its values are read repeatedly."""
 _MIN_FORECAST_HOURS = 12
-"""A provider's forecast with fewer hours is not used; our own model reaches further."""
+"""A provider's forecast with fewer hours is not used, since the daemon's own model reaches further."""
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class CarbonFeed:
         self.intensities = HourlyValues(zone)
         """The carbon intensities that convert energy to emissions."""
         self.provider_forecast: CarbonForecast | None = None
-        """The provider's own forecast, None if there is none that reaches far enough."""
+        """The provider's own forecast; None if it has none, or it is too short."""
         self.source: CarbonSignal | None = None
         self.fetch_status: FetchStatus | None = None
         self.trouble: str | None = None
@@ -140,7 +140,7 @@ class CarbonFeed:
                 row.grid_from, row.grid_from + length, row.host.carbon_intensity_g_per_kwh, row.host.status
             )
             by_signal.setdefault(row.signal, []).append(sample)
-            # What is stored is not written again: the fetcher's file holds 65 weeks.
+            # Stored values are not written again; the fetcher's file holds 65 weeks.
             self._written[row.signal, sample.valid_from_at, sample.status] = sample.carbon_intensity_g_per_kwh
         wanted = self._settings.carbon_source
         fitting = [
@@ -184,7 +184,7 @@ class CarbonFeed:
         self._forget_old()
 
     def _withdraw_estimates(self, signal: CarbonSignal) -> None:
-        """Forget the estimates of a key whose values are made up, also those that an earlier version has stored."""
+        """Forget the made-up estimates of a provider's test key, also those stored by an earlier version."""
         self._history.write(EstimatesWithdrawn(signal))
         self._written = {
             key: value for key, value in self._written.items() if key[::2] != (signal, SampleStatus.ESTIMATED)

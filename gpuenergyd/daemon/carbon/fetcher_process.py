@@ -99,7 +99,7 @@ class CarbonFetcher:
             self.num_restarts += 1
 
     async def _wait_after_refusal(self, refusal: str) -> None:
-        """Log a refusal once; pause for long, since only a change outside the daemon, e.g. of a key file, can help."""
+        """Log a refusal once, then wait long: only a change outside the daemon, for example of a key file, can help."""
         if refusal != self.refusal:
             log.error(
                 "the carbon fetcher does not start: %s; correct the setting and restart the daemon, which tries again"

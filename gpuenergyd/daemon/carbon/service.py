@@ -38,7 +38,7 @@ from gpuenergyd.store.records import ForecastRecord
 _READS_PER_HOUR = 12
 _READ_PERIOD_S = (0.5, 15.0)
 _FIRST_READS, _FIRST_READ_PERIOD_S = 60, 0.5
-"""Number and period of the reads while the first file of the fetcher is awaited."""
+"""Number and period of the reads while waiting for the fetcher's first file."""
 _TIMING_VALUE_PERIOD = timedelta(hours=24)
 _TIMING_VALUE_JOB_HOURS = 72.0
 _SKILL_KEPT = timedelta(days=30)
@@ -75,7 +75,7 @@ class CarbonService:
         self.feed = CarbonFeed(settings, self.grid, history, now)
         self.targets = CarbonTargets(settings, self.grid, self.feed, policy.next_target, history, now)
         self._emissions = RunningEmissions(settings.database_url, settings.pue)
-        # A policy host of its own: fitting a forecast takes seconds, for which plans would have to wait.
+        # A separate policy host: plans must not wait while a forecast is fitted, which takes seconds.
         self._forecaster = PolicyClient(start_host)
         is_child = settings.processes is Processes.CHILDREN and settings.needs_carbon_fetcher
         self._fetcher = CarbonFetcher(settings) if is_child else None
@@ -126,7 +126,7 @@ class CarbonService:
         return provided if is_usable else self._own_forecast
 
     async def _await_first_fetch(self) -> None:
-        """Read the fetcher's file often until its first result, success or failure, is there."""
+        """Read the fetcher's file often until it has a first result, success or failure."""
         for _ in range(_FIRST_READS):
             await asyncio.sleep(_FIRST_READ_PERIOD_S)
             await self.feed.read()
@@ -265,7 +265,7 @@ class CarbonService:
 
 
 _MAX_DUTY_RATIO = 0.01
-"""Part of the time in which the history may be read for this: a long training has many hours to add up."""
+"""Largest share of time spent reading the history; a long training has many hours to add up."""
 
 
 class RunningEmissions:
@@ -281,7 +281,7 @@ class RunningEmissions:
         return self._uses.get(job_id, NO_ENERGY)
 
     async def update(self, job_ids: Collection[str]) -> None:
-        """Read the history in a thread, unless that took too long to do it again already."""
+        """Read the history in a thread, unless the last read took so long that it is too early for another."""
         begun_mono_s = time.monotonic()
         if begun_mono_s < self._next_mono_s:
             return
@@ -291,7 +291,7 @@ class RunningEmissions:
         self._next_mono_s = now_mono_s + (now_mono_s - begun_mono_s) / _MAX_DUTY_RATIO
 
     def read(self, job_ids: Collection[str]) -> Mapping[str, EnergyUse]:
-        """Return the energy use of jobs, of those that the history has."""
+        """Return the energy use of those jobs that are in the history."""
         if not job_ids:
             return {}
         with open_history(self._database_url) as history:

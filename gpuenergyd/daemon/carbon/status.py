@@ -16,7 +16,7 @@ from gpuenergyd.quantities.energy_use import EnergyUse
 def carbon_of(
     feed: CarbonFeed, runner: RunningJob, job: JobAccount, *, host_power_w: float, pue: float
 ) -> JobCarbon | None:
-    """Return the emissions of a job's tuned iterations so far, at the intensities known now; None if there are none."""
+    """Return the emissions of a job's tuned iterations, at the intensities known now; None without such iterations."""
     if not job.slots:
         return None
     baseline = runner.job.baseline
@@ -58,7 +58,7 @@ def target_figures(
 
 
 def carbon_figures(use: EnergyUse, carbon: JobCarbon | None, pue: float) -> dict[str, Any]:
-    """Return the status fields of the emissions of all of a job's energy, and of its tuned iterations.
+    """Return the status fields of a job's emissions, in total and of its tuned iterations.
 
     Unknown values are None.
     """

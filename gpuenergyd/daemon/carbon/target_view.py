@@ -16,7 +16,7 @@ from gpuenergyd.daemon.settings import Settings
 
 
 def host_power_w(settings: Settings, runner: RunningJob) -> float:
-    """Return the power that is assumed for the job's hosts without their GPUs."""
+    """Return the power assumed for the job's hosts, not counting their GPUs."""
     return settings.carbon_host_power_w * runner.job.ranks.num_hosts
 
 

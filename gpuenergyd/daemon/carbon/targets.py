@@ -1,8 +1,8 @@
 """Iteration-time targets of jobs under a target policy, limited by their slowdown accounts.
 
 The target policy proposes a target for each hour. Every proposal is checked against the job's account, so that full
-speed for the rest of the window keeps the budget, whatever a forecast or a plugin returns. Between decisions, a job
-that is about to exceed its budget goes to full speed, and profiling that costs too much is refused.
+speed for the rest of the window would still keep the budget, whatever a forecast or a plugin returns. Between
+decisions, a job about to exceed its budget goes to full speed, and profiling that costs too much is refused.
 """
 
 import logging
@@ -78,7 +78,7 @@ class CarbonTargets:
         """Charge an iteration to its job's account, record its energy, and order full speed if the budget needs it."""
         job, baseline, target = self.accounts.get_or_create(runner), runner.job.baseline, runner.job.target
         registered, settling = runner.job.description.target, settling_iterations(runner.job)
-        # The slowdown for a power budget is not the job's own, and not charged to its slowdown budget.
+        # Slowdown caused by a power budget is not charged to the job's slowdown budget.
         charged = replace(observation, is_regular=False) if target.is_power_limited else observation
         job.charge(charged, purpose, begun_at, registered, baseline, settling)
         if baseline is None:
@@ -100,10 +100,10 @@ class CarbonTargets:
         baseline: BaselineView,
         profiled: IterationObservation | None,
     ) -> None:
-        """Refuse or permit profiling: it must not cost more time than the job's budget has left.
+        """Refuse or permit profiling, which must not cost more time than the job's budget has left.
 
-        Before the first profiled iteration the usual cost of profiling decides, so that a job that is too short loses
-        no time; after that, each measured iteration decides.
+        Before the first profiled iteration, the usual cost of profiling decides, so that a job too short for it loses
+        no time. After that, each measured iteration decides.
         """
         full_s, refusal = baseline.iteration_time_s, None
         job.num_profiled += profiled is not None
@@ -121,9 +121,9 @@ class CarbonTargets:
             runner.handle(ProfilingPermissionChanged(refusal))
 
     def target_posted(self, runner: RunningJob, *, num_members: int) -> None:
-        """Record the target that a member of a pipeline across hosts got from its leader, which keeps the account.
+        """Record the target that a member of a pipeline got from the leader on another host, which keeps the account.
 
-        `num_members` members share the power that is assumed for this host.
+        `num_members` members share the power assumed for this host.
         """
         target = runner.job.target
         self._history.write(
@@ -149,7 +149,7 @@ class CarbonTargets:
     # --- replicas of one training ---
 
     def follow(self, runner: RunningJob, target: PerformanceTarget | None, reason: str = "") -> None:
-        """Let a job have the target that is decided for its training elsewhere; None: decide its targets here again."""
+        """Give a job the target that another host has decided for its training; None: decide its targets here again."""
         job = self.accounts.get_or_create(runner)
         job.is_following = target is not None
         if target is None:
@@ -158,7 +158,7 @@ class CarbonTargets:
         self._issue(runner, job, TargetDecision(target, reason, IntensityBasis.NEUTRAL, None), job.frontier)
 
     def charge_others(self, runner: RunningJob, excess_s: float) -> None:
-        """Charge a job's account with what plans of its training's other replicas have cost so far."""
+        """Charge a job's account with the total time that plans of its training's other replicas have cost."""
         self.accounts.get_or_create(runner).charge_others(excess_s)
 
     def plan_excess_s(self, runner: RunningJob) -> float:
@@ -236,7 +236,7 @@ class CarbonTargets:
         else:
             job.failure, decision, frontier = None, reply.decision, reply.frontier or job.frontier
         if job.is_following and job.decision is not None:
-            decision = job.decision  # of the policy's reply, only the frontier counts
+            decision = job.decision  # only the frontier of the policy's reply is used
         else:
             decision = self._within_budget(runner, job, baseline, decision)
         self._issue(runner, job, decision, frontier)
@@ -274,7 +274,7 @@ class CarbonTargets:
         )
 
     def _order_full_speed(self, runner: RunningJob, job: JobAccount, decision: TargetDecision) -> None:
-        """Set the target to full speed at once, because iterations were slower, or slowed down longer, than planned."""
+        """Set the target to full speed at once, because iterations were slower, or slowed for longer, than planned."""
         job.num_full_speed_orders += 1
         target = PerformanceTarget(0.0, straggler_time_s=runner.job.target.straggler_time_s)
         reason = f"full speed: {job.slowdown_text}, and the change to full speed needs the rest of the budget"
@@ -323,7 +323,7 @@ class CarbonTargets:
     # --- status ---
 
     def carbon_of(self, runner: RunningJob, use: EnergyUse = NO_ENERGY) -> JobCarbon | None:
-        """Return the emissions of a job's tuned iterations so far, at the intensities known now."""
+        """Return the emissions of a job's tuned iterations, at the intensities known now."""
         job = self.accounts.get(runner.job_id)
         if job is None or self._foreign_zones(runner):
             return None
@@ -332,7 +332,7 @@ class CarbonTargets:
         return carbon_of(self._feed, runner, job, host_power_w=host_w, pue=self._settings.pue)
 
     def status(self, runner: RunningJob, use: EnergyUse = NO_ENERGY) -> dict[str, Any]:
-        """Return the carbon fields of a job's status, of a job that has used this energy."""
+        """Return the carbon fields of a job's status; `use` is the energy that it has used."""
         job, baseline = self.accounts.get(runner.job_id) or JobAccount(), runner.job.baseline
         budget = self._budget(runner, job, baseline) if baseline is not None else None
         num_windows = self._num_windows(job.account)

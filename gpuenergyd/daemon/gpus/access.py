@@ -87,7 +87,7 @@ class AccessRules:
         daemon_uid = os.geteuid()
         if is_host_root(peer) or (peer.uid == daemon_uid and daemon_uid != 0):
             return True
-        # Root of a container can join any group, so groups count only for processes outside containers.
+        # Root of a container can join any group, so group rights apply only to processes outside containers.
         return not self.admin_groups.ids.isdisjoint({peer.gid, *peer.groups}) and is_in_our_namespaces(peer)
 
     def require_control(self, peer: PeerCredentials) -> None:

@@ -34,7 +34,7 @@ class _Domain:
 
 @dataclass(slots=True)
 class HostEnergy:
-    """Reads the counters every `period_s`; `reason` is set while one or all of them cannot be read."""
+    """Reads the counters every `period_s`; `reason` says why a counter cannot be read, and is None if all can."""
 
     root: Path = POWERCAP
     period_s: float = PERIOD_S
@@ -50,7 +50,7 @@ class HostEnergy:
     def records(self, mono_ns: int, at: datetime) -> Iterator[HostRollupRecord]:
         """Yield the energy used since the last reading if `period_s` is over; `at` is the wall clock at `mono_ns`.
 
-        An interval counts in the minute and the hour in which it begins.
+        An interval is added to the minute and the hour in which it begins.
         """
         elapsed_s = (mono_ns - self._last_mono_ns) / _NS_PER_S
         if not self._domains or (self._last_mono_ns and elapsed_s < self.period_s):
@@ -73,7 +73,7 @@ class HostEnergy:
                 )
 
     def status(self) -> dict[str, Any]:
-        """Return the readable domains, and the reason if one or all are not readable."""
+        """Return the readable domains, and the reason if one is not readable."""
         return {
             "domains": [domain.name for domain in self._domains if domain.last_uj is not None],
             "reason": self.reason,

@@ -24,12 +24,12 @@ from gpuenergyd.store.records import Record
 log = logging.getLogger(__name__)
 
 _SwitchingKey = tuple[str, int, str | None]
-"""GPU model, its maximum clock in MHz and the driver version: what switch latencies depend on."""
+"""What switch latencies depend on: GPU model, its maximum clock in MHz, and driver version."""
 _NS_PER_S = 1_000_000_000
 _KEPT_S = 900
-"""How long clock changes and energy counter readings are kept: longer than any iteration that can be planned for."""
+"""How long clock changes and energy counter readings are kept; longer than any iteration that can be planned."""
 _ASSUMED_SWITCH_LATENCY_S = 0.03
-"""Planned with until enough clock changes were measured on this host and if none is published; above an A100's."""
+"""Latency used until enough clock changes are measured, for GPUs with no published value; above an A100's."""
 
 
 class ClaimKind(StrEnum):
@@ -53,7 +53,7 @@ class GpuClaim:
     uid: int
     since_mono_ns: int
     kind: ClaimKind = ClaimKind.JOB
-    """Unless it is JOB, `job_id` holds the id of the lease."""
+    """For every kind but JOB, `job_id` holds the id of the lease."""
     pid: int | None = None
     """The process whose end ends the lease, None if the lease is not tied to a process."""
 
@@ -70,7 +70,7 @@ class Gpu:
     identity: GpuIdentity
     clocks: ClockHistory
     switching: SwitchCalibration
-    """Measured latencies of clock changes, of all GPUs of the model, kept from job to job."""
+    """Latencies of clock changes measured on all GPUs of this model, kept from job to job."""
     counter: EnergyCounter = field(init=False)
     sample: GpuSample | None = None
     health: GpuHealth = GpuHealth.OK
@@ -78,11 +78,11 @@ class Gpu:
     requested_sm_clock_mhz: int | None = None
     claim: GpuClaim | None = None
     knobs: Knobs = field(init=False)
-    """Settings that are read back, and who made them."""
+    """Settings as read back from the driver, and who set them."""
     host: str = ""
-    """Name of the host for plans: GPUs of the same host share its driver."""
+    """Name of the host, so that plans know which GPUs share a driver."""
     refused: dict[str, RefusedValues] = field(default_factory=dict)
-    """Readings of the driver that cannot be right, by the field that was unknown for them, since the daemon started."""
+    """Implausible driver readings since the daemon started, by the field that they left unknown."""
     history: GpuHistory = field(init=False)
     _forgotten_until_ns: int = 0
 
@@ -93,17 +93,17 @@ class Gpu:
 
     @property
     def max_sm_clock_mhz(self) -> int:
-        """The highest SM clock of the GPU; 0 where the driver lists none, so that it is only observed."""
+        """The highest SM clock of the GPU; 0 if the driver lists none and the GPU can only be observed."""
         return _max_sm_clock_mhz(self.identity)
 
     @property
     def full_speed_clock_mhz(self) -> int:
-        """The SM clock without a request of ours: the highest one, or that of another program's lock."""
+        """The SM clock without a request from this daemon: the highest one, or the one another program has locked."""
         foreign_mhz = None if self.knobs.details is None else self.knobs.details.foreign_sm_clock_mhz
         return self.max_sm_clock_mhz if foreign_mhz is None else min(foreign_mhz, self.max_sm_clock_mhz)
 
     def view(self) -> GpuView:
-        """Return the view of the GPU that policies get."""
+        """Return the GPU as policies see it."""
         return GpuView(
             gpu_uuid=self.identity.gpu_uuid,
             model_name=self.identity.model_name,
@@ -140,9 +140,9 @@ class Gpu:
     def record_clock_change(self, change: ClockChangeReport) -> bool:
         """Record a clock change; return whether it changed the latency that plans for GPUs of this model use.
 
-        A change that was replaced by the next one, or given up, while the GPU was seen at the clock before, never took
-        effect. One that was not seen at all is taken for effective when its call returned. Where clocks are read late,
-        a change takes effect when such changes usually do, within what the readings permit.
+        A change replaced or abandoned while the GPU was still seen at the previous clock never took effect. A change
+        that could not be observed at all is assumed to take effect when its driver call returned. Where clocks are read
+        late, it is the instant at which such changes usually take effect, within what the readings permit.
         """
         if change.error is not None:
             return False
@@ -168,7 +168,7 @@ class Gpu:
         return change.due_mono_ns + change.blocked_ns + round(usual_s * _NS_PER_S)
 
     def record_restored(self, mono_ns: int) -> None:
-        """Record that the GPU runs without our clock lock from this instant on."""
+        """Record that the GPU runs without this daemon's clock lock from this instant on."""
         self.requested_sm_clock_mhz = None
         self.clocks.record(mono_ns, self.full_speed_clock_mhz)
 
@@ -177,7 +177,7 @@ class Gpus:
     """All GPUs of this host, by UUID."""
 
     def __init__(self, saved: Iterable[SavedSwitches] = (), *, host: str = "", host_power_w: float = 0.0) -> None:
-        """Take the clock changes that earlier daemons measured, the host's name for plans and its assumed power."""
+        """Start from the clock changes that earlier daemons measured, the host's name and its assumed power."""
         self._host, self._host_power_w = host, host_power_w
         self._gpus: dict[str, Gpu] = {}
         self._switching_of_model: dict[_SwitchingKey, SwitchCalibration] = {}
@@ -236,7 +236,7 @@ class Gpus:
             self._gpus[gpu_uuid].history.host_power_w = self._host_power_w / len(found)
 
     def refresh(self, identity: GpuIdentity) -> None:
-        """Replace what is known of a GPU that was away; its health is the worker's to report."""
+        """Replace the identity of a GPU that has been reopened; the worker reports its health separately."""
         gpu = self._gpus[identity.gpu_uuid]
         gpu.identity, gpu.switching = identity, self._switching_of(identity)
         gpu.counter.max_power_w = max_power_w(identity)
@@ -266,9 +266,9 @@ class Gpus:
         return found
 
     def measured_switches(self) -> tuple[SavedSwitches, ...]:
-        """Return the clock changes to save: those of each model found, then those of models that are absent now.
+        """Return the clock changes to save: those of each model found, then those of models now absent.
 
-        Without a driver version they cannot be saved, since nobody knows whether the next one is the same.
+        Changes measured under an unknown driver version are not saved: the version could change unnoticed.
         """
         found = {(g.identity.model_name, g.max_sm_clock_mhz, g.identity.driver_version): g.switching for g in self}
         measured = (
@@ -291,7 +291,7 @@ class Gpus:
         return next((m.waiting_power_w for m in self.measured if (m.model_name, m.driver_version) == key), None)
 
     def of_same_model(self, gpu: Gpu) -> list[Gpu]:
-        """Return the GPUs whose switch latencies are estimated together with those of a GPU, itself included."""
+        """Return the GPUs, including this one, that share one estimate of switch latencies."""
         return [own for own in self if own.switching is gpu.switching]
 
     def get(self, gpu_uuid: str) -> Gpu | None:
@@ -357,7 +357,7 @@ def _power_limit_range_w(identity: GpuIdentity) -> tuple[float, float] | None:
 
 
 def switch_calibration(identity: GpuIdentity) -> SwitchCalibration:
-    """Return the estimator of switch latencies of a GPU model, with its published latency or the assumed one."""
+    """Return the switch latency estimator of a GPU model, with its published or the assumed latency as prior."""
     if identity.switch_latency_s is None:
         prior = constant_latency(_ASSUMED_SWITCH_LATENCY_S)
     else:
@@ -366,7 +366,7 @@ def switch_calibration(identity: GpuIdentity) -> SwitchCalibration:
 
 
 def observed_switch(change: ClockChangeReport) -> ObservedSwitch | None:
-    """Return the measured latency of a clock change, None if the clock read back is not the requested one."""
+    """Return the measured latency of a clock change; None if the clock read back is not the requested one."""
     before_mhz, requested_mhz, actual_mhz = (
         change.previous_sm_clock_mhz,
         change.requested_sm_clock_mhz,
@@ -392,5 +392,5 @@ def observed_switch(change: ClockChangeReport) -> ObservedSwitch | None:
 
 
 def utc_at(mono_ns: int) -> datetime:
-    """Convert a host monotonic instant to UTC with the present offset of the two clocks."""
+    """Convert a host monotonic instant to UTC, using the present offset between the two clocks."""
     return datetime.fromtimestamp((time.time_ns() - time.monotonic_ns() + mono_ns) / _NS_PER_S, tz=UTC)

@@ -1,4 +1,4 @@
-"""Settings of a GPU that are read back, and who changed each: this daemon, or another program."""
+"""GPU settings as read back from the driver, and who changed each: this daemon or another program."""
 
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
@@ -10,7 +10,7 @@ from gpuenergyd.gpu.link.messages import GpuSettingsRead
 OURS, FOREIGN = "gpuenergyd", "another program"
 _CONSTANT = frozenset({"min_power_limit_w", "max_power_limit_w", "max_memory_clock_mhz", "pci_address"})
 _FIRST_SEEN = frozenset({"memory_clock_mhz"})
-"""Settings that can be read only while a GPU computes: their first value is no change."""
+"""Settings that can be read only while a GPU computes, so that their first value is not a change."""
 _SAME_LIMIT_W = 1.0
 
 
@@ -81,7 +81,7 @@ class Knobs:
 
     @property
     def _is_restored(self) -> bool:
-        """Whether the power limit is the one from before ours."""
+        """Whether the power limit is what it was before this daemon set one."""
         limit_w = self.details.power_limit_w if self.details is not None else None
         known_w = self.foreign_power_limit_w if self.foreign_power_limit_w is not None else self.default_power_limit_w
         return limit_w is not None and known_w is not None and abs(limit_w - known_w) <= _SAME_LIMIT_W

@@ -1,10 +1,10 @@
-"""Proof of use: a GPU is changed for a process only while that process, or another one of its job, runs on the GPU.
+"""Proof of use: a process may have a GPU changed only while it, or another process of its job, runs on that GPU.
 
-Two processes belong to the same job if they run as the same user in the same namespaces and share a session, a control
-group (other than the root's and this daemon's) or descent: a launcher and its workers, a step of a batch job, a
-container. Processes of two containers never do, even where one user started both from one shell: a container that has
-a pid namespace is identified by its process 1, for the namespaces of other users' processes cannot be read. The GPU
-worker queries the driver for the processes on a GPU at each check.
+Two processes belong to the same job if they run as the same user in the same namespaces and share a session or a
+control group (other than the root's and this daemon's), or one descends from the other. This covers a launcher and its
+workers, a step of a batch job, and a container. Processes of two containers never share a job, even if one user started
+both from one shell: a container with a pid namespace is identified by its process 1, because the namespaces of other
+users' processes cannot be read. At each check, the GPU worker asks the driver which processes are on the GPU.
 """
 
 import functools
@@ -33,7 +33,7 @@ class _Process:
 
     @property
     def is_in_container(self) -> bool:
-        """Whether it has a pid namespace of its own, below the daemon's."""
+        """Whether it is in a pid namespace nested in the daemon's."""
         return self.namespaces[1] > 1
 
 
@@ -63,7 +63,7 @@ class ProofOfUse:
         )
 
     async def find_gpu(self, peer: PeerCredentials, gpu_uuids: Iterable[str]) -> str:
-        """Return the GPU that a peer itself runs on, by the driver's list: it holds in every container.
+        """Return the GPU on which the driver lists the peer's own process; this works in every container.
 
         Raises:
             AccessError: it runs on none.
@@ -75,7 +75,7 @@ class ProofOfUse:
         for gpu_uuid in gpu_uuids:
             try:
                 used += [gpu_uuid] if peer.pid in await self.users_of(gpu_uuid) else []
-            except GpuError as error:  # it says nothing of the other GPUs
+            except GpuError as error:  # other GPUs may still answer
                 failure = error
         if failure is not None and not used:
             raise failure
@@ -97,7 +97,7 @@ def is_of_same_job(peer: PeerCredentials, pid: int) -> bool:
         return False
     if own.is_in_container:
         first, second = _first_process(peer.pid), _first_process(pid)
-        if first is None or second is None:  # one entered its container from outside
+        if first is None or second is None:  # a process entered its container from outside
             return own.cgroup == other.cgroup != ""
         if first != second:
             return False
@@ -125,7 +125,7 @@ def _ancestors(pid: int, uid: int) -> Iterator[int]:
 
 
 def _first_process(pid: int) -> int | None:
-    """Return the pid, seen from the daemon, of process 1 in a process's pid namespace; None if it is no ancestor."""
+    """Return the daemon's pid for process 1 of a process's pid namespace; None if that is not an ancestor."""
     depth = 0
     for _ in range(_MAX_ANCESTORS):
         try:

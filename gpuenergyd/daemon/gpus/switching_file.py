@@ -1,7 +1,7 @@
 """Measured clock changes on disk, and what `doctor --measure` found, so that a restarted daemon knows its GPUs.
 
-All depends on the GPU model and on the driver, so it is kept by both; that of another driver version is not
-used.
+All of it depends on the GPU model and the driver, and is kept by both; what was measured under another driver version
+is not used.
 """
 
 import logging
@@ -60,7 +60,7 @@ class SwitchingFile:
         self._written = b""
 
     def read(self) -> tuple[SavedSwitches, ...]:
-        """Return what earlier daemons measured; nothing if there is no usable file."""
+        """Return what earlier daemons measured; empty if there is no usable file."""
         try:
             with self._path.open("rb") as file:
                 body = file.read(_MAX_BYTES + 1)

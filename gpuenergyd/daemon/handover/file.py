@@ -1,10 +1,10 @@
 """The hand-over file from a stopping daemon to the next one: jobs, session tokens, and a token for the GPU worker.
 
-Theory of operation. A stopping daemon writes the state of its jobs into one file, asks the GPU worker (a
-systemd unit of its own, which keeps running) to keep the leases for a few seconds, and exits. The next daemon reads the
-file, shows the GPU worker the token in it, and continues: training processes keep their rank tokens, GPUs their
-clocks, jobs their plans. Only an orderly stop hands over. A daemon that crashes, hangs or is killed leaves no token, so
-the GPU worker restores the GPUs at once. So does a GPU worker to which no daemon returns, or that stops as well.
+Theory of operation. A stopping daemon writes the state of its jobs into one file, asks the GPU worker (a separate
+systemd unit, which keeps running) to keep the leases for a few seconds, and exits. The next daemon reads the file,
+shows its token to the GPU worker, and continues: training processes keep their rank tokens, GPUs their clocks, jobs
+their plans. Only an orderly stop hands over. A daemon that crashes, hangs or is killed leaves no token, so the GPU
+worker restores the GPUs at once. It also restores them if no daemon returns in time, or if it is stopped itself.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class HandedSession:
     gpu_uuid: str
     peer: PeerCredentials
     start_ticks: int
-    """Start time of the process; distinguishes it from a later process with the same pid."""
+    """Start time of the process, which distinguishes it from a later process with the same pid."""
     last_sequence: int
     requested_sm_clock_mhz: int | None
     stage_rank: int = 0
@@ -50,7 +50,7 @@ class HandedSession:
 
 @dataclass(frozen=True, slots=True)
 class HandedJob:
-    """One job: its description, the state of its state machine and its runner, and its processes."""
+    """One job: its description, the states of its state machine and runner, and its processes."""
 
     description: JobDescription
     state: JobSnapshot
@@ -73,7 +73,7 @@ def write_hand_over(path: Path, worker_token: str, jobs: Iterable[HandedJob]) ->
     """Write the file, readable by this user only, after checking that it can be read again.
 
     Raises:
-        GpuEnergyError: the file cannot be written or not be read again.
+        GpuEnergyError: the file cannot be written, or could not be read again.
     """
     body = encode(HandoverFile(_VERSION, read_boot_id(), worker_token, tuple(jobs)))
     decode(body, HandoverFile, max_bytes=_MAX_BYTES)
@@ -84,7 +84,7 @@ def write_hand_over(path: Path, worker_token: str, jobs: Iterable[HandedJob]) ->
 
 
 def consume_hand_over(path: Path) -> HandoverFile | None:
-    """Return what an earlier daemon left since the host booted, and delete the file: it is taken over once only.
+    """Return what an earlier daemon left since the host booted, and delete the file, so that it is used only once.
 
     Raises:
         GpuEnergyError: there is a file, but it cannot be used.

@@ -1,4 +1,4 @@
-"""Audit log of a job's control: who changed what and why, one record per change in the history database."""
+"""Audit log of a job: who changed what and why, one record per change in the history database."""
 
 import logging
 import time
@@ -17,7 +17,7 @@ from gpuenergyd.store.records import ORDER_ADVICE, ControlEventRecord
 log = logging.getLogger(__name__)
 
 DAEMON = "daemon"
-"""The actor of what the daemon itself decides."""
+"""The actor recorded for the daemon's own decisions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class AuditLog:
         )
 
     def record_phase(self, command: RecordPhase) -> None:
-        """Record that the job entered a phase, or why it goes on differently in its present one."""
+        """Record that the job entered a phase, or why it continues differently in its present one."""
         log.info("job %s: %s (%s)", self.job_id, command.phase, command.reason)
         self.record("phase", DAEMON, command.reason, after=command.phase)
 
     def record_notice(self, command: RecordNotice) -> None:
-        """Record an event that the phase does not show."""
+        """Record an event that does not change the phase."""
         log.info("job %s: %s", self.job_id, command.reason)
         if command.advice is None:
             self.record("notice", DAEMON, command.reason)
@@ -50,7 +50,7 @@ class AuditLog:
 
 
 def record_latency(history: HistoryPort, gpu: Gpu, before: SwitchLatency) -> None:
-    """Record the switch latency of a GPU that plans are made with from now on."""
+    """Record the switch latency that plans for a GPU use from now on."""
     job_id = gpu.claim.job_id if gpu.claim is not None else None
     now, reason = utc_at(time.monotonic_ns()), f"{count_text(gpu.switching.num_seen, 'clock change')} measured"
     texts = _latency_text(before), _latency_text(gpu.switching.latency)
@@ -75,13 +75,13 @@ def _latency_text(latency: SwitchLatency) -> str:
 _CHANGES_GPUS = frozenset(
     {"nv-hostengine", "dcgmi", "nvidia-smi", "nvidia-settings", "nvidia-powerd", "zeusd", "geopmd", "tuned", "eard"}
 )
-"""Programs that may have changed a setting, which the driver does not tell; names as the kernel keeps them, at most 15
-characters. nv-hostengine is DCGM's daemon, which sets targets again."""
+"""Programs that may have changed a setting, since the driver does not say who did; names as in /proc/PID/comm, at most
+15 characters. nv-hostengine is DCGM's daemon, which re-applies its targets."""
 _MAX_NAMED = 3
 
 
 def suspects_text(proc: Path = Path("/proc")) -> str:
-    """Return the running programs that may have changed a GPU, with their pids; empty if none is known."""
+    """Return the running programs that may have changed a GPU, with their pids; empty if there are none."""
     found = sorted(_running(proc))
     more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
     return ", ".join(f"{name} pid {pid}" for name, pid in found[:_MAX_NAMED]) + more

@@ -22,12 +22,12 @@ class Admission(StrEnum):
     STALE = "stale"
     """From a plan that is no longer in force: the sender has not received the next one yet."""
     HOSTILE = "hostile"
-    """No well-behaved client sends this."""
+    """A well-behaved client never sends this."""
 
 
 @dataclass(slots=True)
 class ClockRequests:
-    """Forwards clock requests of registered ranks to the GPU worker, and counts those that it does not forward."""
+    """Forwards clock requests of registered ranks to the GPU worker, and counts those it rejects."""
 
     services: JobServices
     sessions: RankSessions
@@ -51,7 +51,7 @@ class ClockRequests:
         return Admission.FORWARDED
 
     def request_full_speed(self, session: RankSession) -> None:
-        """Request the highest clock of a rank whose next iteration is late; the rank's next request replaces it."""
+        """Request the highest clock for a rank whose next iteration is late; the rank's next request replaces it."""
         plan_epoch, top_mhz = session.runner.delivery.last_epoch, max(session.supported_sm_clocks_mhz, default=0)
         if Lever.CLOCKS in self.services.levers and session.runner.leases.accept(plan_epoch) and top_mhz:
             self.services.gpus[session.gpu_uuid].requested_sm_clock_mhz = top_mhz

@@ -1,4 +1,4 @@
-"""Iterations of a job: matched with GPU samples once all energy counters cover them, then recorded as counted."""
+"""Iterations of a job: matched with GPU samples once all energy counters cover them, then recorded."""
 
 import time
 from collections import Counter, deque
@@ -19,7 +19,7 @@ from gpuenergyd.daemon.ports import HistoryPort, IterationWatcher, JobServices, 
 from gpuenergyd.store.records import EstimateRecord, IterationRecord
 
 _MAX_PENDING = 512
-"""More than iterations of 3 ms that end while the daemon waits for energy."""
+"""Enough for iterations of 3 ms that end while the daemon waits for energy readings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class IterationObserver:
-    """The iterations of one job that are not observed yet; `handle` passes events to its state machine."""
+    """Iterations of one job that wait for their energy; `handle` passes events to the job's state machine."""
 
     runner: RunningJob
     services: JobServices
@@ -40,7 +40,7 @@ class IterationObserver:
     handle: Callable[[Event], None]
     _pending: deque[_Pending] = field(default_factory=deque)
     _previous: tuple[RankIteration, ...] = ()
-    """Reports of the iteration that was observed last."""
+    """The ranks' reports of the iteration that was observed last."""
 
     def observe(self, command: ObserveIteration) -> None:
         """Observe an iteration as soon as its energy is known."""
@@ -56,12 +56,12 @@ class IterationObserver:
         return False
 
     def remaining(self) -> Iterator[IterationObserved]:
-        """Yield the pending iterations, covered or not: the job has ended."""
+        """Yield the pending iterations of an ended job, whether or not their energy is known."""
         while self._pending:
             yield self._observed(self._pending.popleft().command)
 
     def drop_pending(self) -> None:
-        """Drop the pending iterations: their measurements are incomplete."""
+        """Drop the pending iterations, whose measurements are incomplete."""
         self._pending.clear()
 
     @property
@@ -99,7 +99,7 @@ class IterationObserver:
 
 _TIMELINES_PER_PLAN = 12
 _TIMELINE_EVERY = 96
-"""A multiple of the strides of `client/timing/thinning.py`, so that the iteration is a timed one."""
+"""A multiple of the strides in `client/timing/thinning.py`, so that such an iteration is always timed."""
 _REPEAT_EVERY = 50
 
 
@@ -110,7 +110,7 @@ class TimelineSelection:
     _num_of_plan: Counter[str | None] = field(default_factory=Counter)
 
     def select(self, observation: IterationObservation) -> bool:
-        """Return whether the timeline of an iteration is stored, and count it if so."""
+        """Return whether to store the timeline of an iteration, and count it if so."""
         num_of_plan = self._num_of_plan.pop(observation.plan_id, 0)
         is_selected = (
             observation.is_regular and num_of_plan < _TIMELINES_PER_PLAN
@@ -123,14 +123,14 @@ class TimelineSelection:
 
 @dataclass(slots=True)
 class IterationRecorder:
-    """Records the iterations of one job; calls `repeat_question` after every fiftieth one."""
+    """Records the iterations of one job; calls `repeat_question` after every 50 of them."""
 
     runner: RunningJob
     history: HistoryPort
     replicas: ReplicasPort
     repeat_question: Callable[[], None]
     watcher: IterationWatcher | None = None
-    """The carbon service; None for a member of a pipeline across hosts, whose leader counts for all."""
+    """The carbon service; None for a member of a pipeline across hosts, whose leader accounts for all members."""
     timeline: tuple[int, tuple[ObservedSpan, ...]] | None = None
     """The index and the spans of the last iteration whose instructions were timed."""
     num_estimated: int = 0
@@ -155,7 +155,7 @@ class IterationRecorder:
                 energy_j=observation.energy_j,
                 plan_id=observation.plan_id,
                 plan_purpose=command.purpose,
-                # At a straggler's pace the plan neither saves nor loses time.
+                # An iteration at a straggler's pace shows no saving or slowdown of the plan.
                 is_regular=observation.is_own,
                 energy_low_j=low_j,
                 energy_high_j=high_j,
@@ -171,7 +171,7 @@ class IterationRecorder:
             self.repeat_question()
 
     def record_estimate(self) -> None:
-        """Record what the status shows of the job's saving, so that reports show the same."""
+        """Record the job's saving as the status shows it, so that reports agree with the status."""
         job = self.runner.job
         record = estimate_record(self.runner.job_id, job.estimate(), job.account)
         if record is not None:
@@ -179,13 +179,13 @@ class IterationRecorder:
 
 
 ESTIMATE_EVERY_NS = 2_000_000_000
-"""Time between two records of a running job's estimate; the last one is recorded when the job ends."""
+"""Time between two records of a running job's estimate; a last one is recorded when the job ends."""
 
 
 def estimate_record(
     job_id: str, estimate: SavingEstimate | None, account: TimeAccount | None = None
 ) -> EstimateRecord | None:
-    """Return the record of an estimate, with what the daemon has cost the job; None without an estimate."""
+    """Return the record of an estimate, with the time that the daemon has cost the job; None without an estimate."""
     if estimate is None:
         return None
     compared, (saving, slowdown) = estimate.saving, estimate.ratios

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LeasesSnapshot:
-    """All state of `JobLeases` but the pidfds, which belong to one process."""
+    """The state of `JobLeases` except the pidfds, which are valid in one process only."""
 
     accepts_from_epoch: int | None
     is_suspended: bool
@@ -35,13 +35,13 @@ class JobLeases:
     delivery: PlanDelivery
     handle: Callable[[Event], None]
     on_change: Callable[[], None] = lambda: None
-    """Called when the GPUs were leased, or may no longer run at what was set."""
+    """Called when the GPUs were leased, or may no longer run at the clocks or limits that were set."""
     is_suspended: bool = False
-    """Whether the job is idle and its GPUs run at full speed until its next report."""
+    """Whether the job is idle, so that its GPUs run at full speed until its next report."""
     pidfds: dict[int, int] = field(default_factory=dict)
     """The pidfds of the registered processes, by `JobDescription.rank_index`."""
     _accepts_from_epoch: int | None = None
-    """The first epoch sent after the last restore; None: nothing is leased."""
+    """The first plan epoch sent after the last restore; None if nothing is leased."""
 
     @property
     def are_held(self) -> bool:
@@ -49,17 +49,17 @@ class JobLeases:
         return self._accepts_from_epoch is not None and not self.is_suspended
 
     def accept(self, plan_epoch: int) -> bool:
-        """Return whether clock requests of a plan count: leased, not suspended, and sent after the last restore."""
+        """Return whether to accept a plan's clock requests: leased, not suspended, sent after the last restore."""
         first = self._accepts_from_epoch
         return first is not None and not self.is_suspended and plan_epoch >= first
 
     def lose(self) -> None:
-        """Drop the leases without a restore: the GPU worker, or its successor, restores the GPUs itself."""
+        """Drop the leases without restoring, which the GPU worker or its successor does itself."""
         self._accepts_from_epoch = None
         self.on_change()
 
     async def suspend(self, gpu_uuids: tuple[str, ...], reason: str) -> None:
-        """Restore the GPUs of an idle job; its state machine goes on as before."""
+        """Restore the GPUs of an idle job, without telling its state machine."""
         if self.are_held:
             self.is_suspended = True
             self.on_change()
@@ -72,7 +72,7 @@ class JobLeases:
             await self._lease(gpu_uuids)
 
     async def lease(self, command: LeaseGpus) -> None:
-        """Lease GPUs; clock requests of plans that are sent from now on count."""
+        """Lease GPUs, and accept clock requests of plans sent from now on."""
         await self._lease(command.gpu_uuids)
 
     async def restore(self, command: RestoreGpus) -> None:
@@ -86,7 +86,7 @@ class JobLeases:
         return LeasesSnapshot(self._accepts_from_epoch, self.is_suspended)
 
     def take_over(self, snapshot: LeasesSnapshot) -> None:
-        """Replace the state by that of an earlier daemon."""
+        """Replace the state with that of an earlier daemon."""
         self._accepts_from_epoch, self.is_suspended = snapshot.accepts_from_epoch, snapshot.is_suspended
 
     async def _lease(self, gpu_uuids: tuple[str, ...]) -> None:
@@ -113,7 +113,7 @@ class JobLeases:
         try:
             restored = await self.services.worker.do(Restore(gpu_uuids, reason))
         except GpuError as error:
-            # A GPU worker that died leaves its journal: the next one restores what it holds.
+            # A GPU worker that died leaves its journal, from which the next one restores.
             log.warning("job %s: restore left to the next GPU worker: %s", self.audit.job_id, error)
             self.audit.record("restore", DAEMON, reason, after=f"left to the next GPU worker: {error}")
             return
@@ -130,7 +130,7 @@ class JobLeases:
                 reason,
                 gpu_uuid=gpu_uuid,
                 before=f"{before} MHz" if before is not None else "leased",
-                # Without an outcome the journal was empty: the GPU was restored before.
+                # No outcome means an empty journal: the GPU was restored before.
                 after=f"{outcome.result}: {outcome.detail}" if outcome is not None else "nothing left to restore",
             )
 

@@ -1,7 +1,7 @@
-"""Operators' orders for running jobs (checked, stored, audited and passed to the jobs), and their questions.
+"""Operators' orders for running jobs, which are checked, stored, audited and passed on; and their queries.
 
-Orders outlive the daemon: a job that is handed over keeps them in its state, and one whose program registers again
-after a crash of the daemon gets them from the file. They end with the job.
+An order changes a job's policy, permitted slowdown or priority, or pauses it. Orders outlive the daemon: a job that is
+handed over keeps them, and one that registers again after a crash gets them from the file. They end with the job.
 """
 
 import logging
@@ -37,7 +37,7 @@ _MAX_BYTES = 4 * 2**20
 
 
 class OrderedJob(Protocol):
-    """A job that takes orders: one of this host, or a whole pipeline that is led from here."""
+    """A job that takes orders: one of this host, or a whole pipeline led by this host."""
 
     @property
     def job(self) -> Job:
@@ -51,7 +51,7 @@ class OrderedJob(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredOrders:
-    """The orders for one job, which is known by what its program registers with."""
+    """The orders for one job, identified by what its program registers with."""
 
     key: JobKey
     orders: OperatorOrders
@@ -59,7 +59,7 @@ class StoredOrders:
 
 @dataclass(slots=True)
 class OrderFile:
-    """The orders for jobs that have not ended, in a file that the next daemon reads; oldest first."""
+    """The file with the orders for jobs that have not ended, oldest first; the next daemon reads it."""
 
     path: Path
     _orders: dict[JobKey, OperatorOrders] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class OrderFile:
         """Store the orders for a job, or delete them if they are empty.
 
         Raises:
-            GpuEnergyError: the file cannot be written; it and the orders in it are as before.
+            GpuEnergyError: the file cannot be written; it is unchanged.
         """
         kept = {known: own for known, own in self._orders.items() if known != key}
         if orders != OperatorOrders():
@@ -106,19 +106,19 @@ class Operators:
 
     jobs: Jobs
     check_policy: Callable[[str], Awaitable[str | None]]
-    """Makes an instance of a policy with its options, and returns why that failed."""
+    """Tries to create a policy with its options; returns why that failed, or None."""
     leader: Callable[[str], OrderedJob | None]
     """Returns the pipeline that a member leads; None for any other job."""
     file: OrderFile
     is_stopping: bool = False
-    """Whether jobs end because the daemon does: their orders are for the next one."""
+    """Whether jobs end because the daemon stops; their orders are then kept for the next daemon."""
 
     def __post_init__(self) -> None:
         self.jobs.stored_orders = self._stored_orders
         self.jobs.on_end.append(self._job_ended)
 
     async def change(self, job_id: str, patch: JobPatch, peer: PeerCredentials, rules: AccessRules) -> JobPatched:
-        """Change a job, which follows at once.
+        """Change a running job at once.
 
         Raises:
             GpuNotFoundError: no such job runs.
@@ -197,7 +197,7 @@ class Operators:
         return leader
 
     def _stored_orders(self, runner: JobRunner) -> OperatorOrdered | None:
-        """Return the orders that an earlier daemon was given for a job that registers again; None without any."""
+        """Return the orders that an earlier daemon stored for a job that registers again; None if there are none."""
         orders = self.file.of(self.jobs.key_of(runner))
         if orders == OperatorOrders():
             return None
@@ -234,11 +234,11 @@ def _check_amounts(patch: JobPatch) -> None:
 
 @dataclass(frozen=True, slots=True)
 class JobFits:
-    """Answers for the jobs of this daemon, and for the pipelines that are led from here."""
+    """Answers queries for fitted models, for this daemon's jobs and the pipelines that it leads."""
 
     jobs: Jobs
     ask_policy: Callable[[str, str, JobView], Awaitable[FittedPipeline | PolicyFailure]]
-    """Returns what the policy of a job has fitted to its view; called with job id and policy."""
+    """Returns the model that a job's policy has fitted to its view; called with job id and policy."""
     led_job: Callable[[str], Job | None]
     """Returns the job of the pipeline that a member leads; None for any other job."""
 

@@ -1,10 +1,10 @@
-"""Past jobs: curves that jobs left, stored by user and GPU model, and refusals of other orders; read for later jobs.
+"""Past jobs: the curves that jobs measured, stored by user and GPU model, and their refusals to be reordered.
 
-The key of a row names its owner, so that no user's jobs are planned from, or shown, what another user's program
-reported; only what an administrator imports holds for all users of the host. A job with the name and number of stages
-of an earlier one replaces it. A user has 256 rows per GPU model, so that they cannot grow in number; imported jobs,
-whose number the administrator decides, have one each. Refusals have the signature of their job as key, which
-holds all that is known of a job before it runs, its user included.
+Past jobs are private: the key of a row names its owner, and no user's jobs are planned from another user's. Jobs that
+an administrator imports are for all users of the host. A job replaces an earlier one with the same name and number of
+stages. A user has at most 256 rows per GPU model; imported jobs, whose number the administrator decides, have one row
+each. A refusal is stored under its job's signature, a hash of all that is known of a job before it runs, its user
+included.
 """
 
 import asyncio
@@ -36,30 +36,30 @@ log = logging.getLogger(__name__)
 
 NUM_SLOTS = 256
 MAX_RECALLED = 32
-"""Newest past jobs that a job gets; the policy uses the newest that did the same work."""
+"""Most past jobs that a job gets; the policy uses the newest ones that did the same work."""
 MAX_LISTED = 1024
 _MAX_BYTES = 65_536
 _MAX_LISTED_BYTES = 3 * 2**20
-"""A list must fit into a reply."""
+"""Limit of a listing, which must fit into a reply."""
 _PREFIX = "past"
 _ALL_USERS = "all"
 
 
 def past_job_record(job: PastJob, uid: int | None) -> PastJobRecord:
-    """Return the record of a past job of a user; None: of all users of this host."""
+    """Return the record of a user's past job, or with None of one for all users of this host."""
     return PastJobRecord(_key(job, uid), job.job_id, utc_at(time.monotonic_ns()), zlib.compress(encode(job)))
 
 
 @dataclass(frozen=True, slots=True)
 class _OrderRefusal:
-    """Why a job must not run another order of instructions, and which job has found that out."""
+    """Why a job must not run another order of instructions, and which job found that out."""
 
     job_id: str
     order_refusal: str
 
 
 def order_refusal_record(signature: str, job_id: str, reason: str) -> PastJobRecord:
-    """Return the record that keeps jobs with a signature from running another order of instructions."""
+    """Return the record that prevents jobs with a signature from running another order of instructions."""
     blob = zlib.compress(encode(_OrderRefusal(job_id, reason)))
     return PastJobRecord(signature, job_id, utc_at(time.monotonic_ns()), blob)
 
@@ -87,7 +87,7 @@ def _decoded(record: PastJobRecord, form: type[T]) -> T | None:
 
 
 def _owned(record: PastJobRecord) -> OwnedPastJob | None:
-    """Return the past job of a record; None for one that is damaged, or that another version wrote."""
+    """Return the past job of a record; None if the record is damaged or written by another version."""
     owner = record.signature.split(":")[1]
     job = _decoded(record, PastJob)
     if job is None:
@@ -114,11 +114,11 @@ class PastJobStore:
         except (GpuEnergyError, OSError) as error:
             log.info("no past job can be read: %s", error)
             return ()
-        # Two names may have the same short key.
+        # Two model names may have the same short key.
         return tuple(own.job for own in found if own.job.learned.gpu_model_name == gpu_model_name)
 
     async def order_refusal(self, signature: str) -> str | None:
-        """Return why jobs with a signature must not run another order; None if they may, or it cannot be read."""
+        """Return why jobs with a signature must not be reordered; None if they may be, or if it cannot be read."""
         try:
             records = await asyncio.to_thread(self._records, signature)
         except (GpuEnergyError, OSError) as error:
@@ -147,7 +147,7 @@ class PastJobStore:
         """Store past jobs of another site for all users of this host, all or none; return their number.
 
         Raises:
-            UsageError: there are too many, or one is impossible.
+            UsageError: there are too many, or one is invalid.
         """
         if len(jobs) > MAX_IMPORTED:
             raise UsageError(f"{len(jobs)} past jobs; at most {MAX_IMPORTED} can be imported at once")
@@ -159,7 +159,7 @@ class PastJobStore:
         return len(jobs)
 
     async def forget(self, uid: int | None) -> int:
-        """Delete the past jobs of a user, or with None of all users and the imported ones; return their number.
+        """Delete a user's past jobs, or with None those of all users and imported ones; return their number.
 
         Raises:
             StoreError: the history cannot be read.
@@ -192,11 +192,11 @@ class PastJobStore:
 _FORMAT = 2
 _RECALL_LIMIT_S = 5.0
 _ORDER_REFUSAL = "order refusal"
-"""Ends the facts of a signature: refusals of earlier versions, which also stored measurements by it, still hold."""
+"""Last fact of a signature, kept so that refusals stored by earlier versions still apply."""
 
 
 def signature_of(job: Job, uid: int, *further_facts: str | int) -> str:
-    """Return the signature of a job of a user: equal for all runs of the same job on the same GPU models."""
+    """Return the signature of a user's job, which is equal for all runs of the same job on the same GPU models."""
     description, gpus, schedule = job.description, job.ranks.gpus, job.ranks.schedule
     facts = [
         _FORMAT,
@@ -227,11 +227,11 @@ class JobRuns:
     audit: AuditLog
     uid: int
     further_facts: tuple[str | int, ...] = ()
-    """What must be equal beside the facts of every job for a refusal of other orders to hold."""
+    """Further facts of the signature that must be equal for a refusal to apply to a later run."""
     is_member: bool = False
-    """Whether the job is a rank of a pipeline across hosts, whose leader plans from past jobs of the whole pipeline.
+    """Whether the job is a rank of a pipeline across hosts, whose leader plans from the pipeline's past jobs.
 
-    A member remembers only why it must not run another order: after a program has failed, nothing reaches its leader.
+    A member itself stores only refusals, since a failed program can no longer reach its leader.
     """
 
     async def recall(self) -> None:
@@ -239,7 +239,7 @@ class JobRuns:
         await asyncio.gather(self._recall_refusal(), self._recall_past_jobs())
 
     async def _recall_past_jobs(self) -> None:
-        """Look up past jobs of this user on the GPU model of this job; none if its GPUs are of several models."""
+        """Look up past jobs of this user on this job's GPU model; none if its GPUs are of several models."""
         models = {gpu.model_name for gpu in self.runner.job.ranks.gpus.values()}
         if self.is_member or self.services.past_jobs is None or len(models) != 1:
             return
@@ -252,7 +252,7 @@ class JobRuns:
             self.runner.handle(PastJobsFound(found))
 
     async def _recall_refusal(self) -> None:
-        """Look up whether an earlier run may not run another order of instructions, and pass that to the job."""
+        """Look up whether an earlier run was refused another order of instructions, and pass that to the job."""
         job, past_jobs = self.runner.job, self.services.past_jobs
         offers = job.knowledge.reordering.offers.values()
         if past_jobs is None or not any(offer.is_allowed and not offer.refusal for offer in offers):
@@ -270,11 +270,11 @@ class JobRuns:
         return signature_of(self.runner.job, self.uid, *self.further_facts)
 
     def store_refusal(self, command: StoreOrderRefusal) -> None:
-        """Remember that no later run may run another order of instructions."""
+        """Record that later runs must keep the program's own order of instructions."""
         self.services.history.write(order_refusal_record(self._signature(), self.runner.job_id, command.reason))
 
     def store_curves(self, command: StoreCurves) -> None:
-        """Store what this job has shown of its curves."""
+        """Store the curves that this job has measured."""
         now, name = utc_at(time.monotonic_ns()), self.runner.job.description.job_name
         uuids = self.runner.job.ranks.gpu_uuids[:MAX_GPUS]
         job = PastJob(self.runner.job_id, name, now, command.learned, gpu_uuids=uuids)

@@ -1,4 +1,4 @@
-"""Delivery of plans to the ranks: the slices that each rank has not received yet, and the one it received last."""
+"""Delivery of plans to the ranks: the plan slices that each rank has yet to receive, and its last one."""
 
 import time
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from gpuenergyd.wire.messages import ChangeRow, OrderRow, PlanSlice
 
 @dataclass(frozen=True, slots=True)
 class DeliverySnapshot:
-    """All state of `PlanDelivery`, by `JobDescription.rank_index`."""
+    """The state of `PlanDelivery`, by `JobDescription.rank_index`."""
 
     last_epoch: int
     waiting: dict[int, list[PlanSlice]]
@@ -26,7 +26,7 @@ class DeliverySnapshot:
 
 @dataclass(slots=True)
 class PlanDelivery:
-    """The slices of one job's plans; all ranks of a stage get the same one, each at its own next report."""
+    """The slices of one job's plans; all ranks of a stage get the same slice, each at its next report."""
 
     ranks: JobRanks
     history: HistoryPort
@@ -37,7 +37,7 @@ class PlanDelivery:
     _delivered: dict[int, PlanSlice] = field(default_factory=dict)
 
     def send(self, command: SendPlan) -> None:
-        """Cut a plan into one slice per stage, for each of its ranks, and record it."""
+        """Cut a plan into one slice per stage, queue it for each rank of the stage, and record the plan."""
         plan, before = command.plan, self.last_epoch
         self.last_epoch = command.plan_epoch
         for pp_rank, gpu in self.ranks.gpus.items():
@@ -70,7 +70,7 @@ class PlanDelivery:
             self._waiting[index] = [PlanSlice("ended", self.last_epoch + 1, 0, ())]
 
     def pop(self, rank_index: int) -> tuple[PlanSlice, ...]:
-        """Return the slices that a rank has not received yet, oldest first, and count them as delivered."""
+        """Return the slices that a rank has yet to receive, oldest first, and mark them as delivered."""
         new = tuple(self._waiting.pop(rank_index, ()))
         if new:
             self._delivered[rank_index] = new[-1]
@@ -97,7 +97,7 @@ class PlanDelivery:
         return DeliverySnapshot(self.last_epoch, dict(self._waiting), dict(self._delivered))
 
     def restore(self, snapshot: DeliverySnapshot) -> None:
-        """Replace the state by that of an earlier daemon."""
+        """Replace the state with that of an earlier daemon."""
         self.last_epoch = snapshot.last_epoch
         self._waiting, self._delivered = dict(snapshot.waiting), dict(snapshot.delivered)
 
@@ -107,10 +107,10 @@ class PlanDelivery:
 
 
 def order_row(instruction: Instruction) -> OrderRow:
-    """Return an instruction as plan slices carry it."""
+    """Return an instruction in the form used in plan slices."""
     return str(instruction.kind), instruction.microbatch_index, instruction.chunk_index
 
 
 def change_row(change: ClockChange) -> ChangeRow:
-    """Return a clock change as plan slices carry it."""
+    """Return a clock change in the form used in plan slices."""
     return (*order_row(change.instruction), round(change.offset_s * 1e9), change.sm_clock_mhz)

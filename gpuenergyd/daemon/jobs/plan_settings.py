@@ -1,7 +1,7 @@
-"""GPU settings of a job's plans: each rank's GPU gets those of a plan when the iteration before its first one ends.
+"""GPU settings of a job's plans: a plan's settings are applied when the iteration before its first one ends.
 
-Clocks are requested by the ranks themselves, power limits and workload power profiles by the daemon: they hold for
-whole iterations. All sets of one kind in one job run one after another, and only the newest of each GPU is sent.
+Ranks request clocks themselves. The daemon sets power limits and workload power profiles, which stay constant during an
+iteration. Settings of one kind in one job are applied one after another, and only the newest per GPU.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.link.messages import LeaseOwner, LowerPowerLimit, SetPowerProfile
 
 _UNKNOWN = -1.0
-"""What an earlier daemon set last, which differs from every value and is therefore set again."""
+"""Stands for an unknown value set by an earlier daemon; it differs from every value, so the setting is repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSettingSnapshot:
-    """The plans whose settings are in force or will be: first iteration, and values by pipeline rank."""
+    """The plans whose settings are or will be in force: first iteration, and values by pipeline rank."""
 
     sent: tuple[tuple[int, dict[int, float]], ...] = ()
     were_set: tuple[str, ...] = ()
@@ -56,14 +56,14 @@ class SettingKind:
     """Its name in errors and reasons."""
     unit: str
     before_job: str
-    """What there was before the job, in words."""
+    """The setting from before the job, in words."""
     of_plan: Callable[[ClockPlan], Iterable[tuple[int, float]]]
     """Returns the values of a plan by pipeline rank."""
     set: Callable[[WorkerPort, str, str, float | None, LeaseOwner], Awaitable[str]]
-    """Sets a value under a lease, None for what there was before; returns in words what was read back."""
+    """Sets a value under a lease, or with None restores the previous one; returns in words what was read back."""
 
     def text(self, value: float | None) -> str:
-        """Return a value with its unit; None: what there was before the job."""
+        """Return a value with its unit, or with None the words for the setting from before the job."""
         return self.before_job if value is None else f"{value:g}{self.unit}"
 
 
@@ -87,7 +87,7 @@ POWER_PROFILES = SettingKind(
 
 @dataclass(slots=True)
 class JobSettings:
-    """The settings of one kind of one job; `are_leased` tells whether they may be set now."""
+    """One job's settings of one kind; `are_leased` tells whether they may be set now."""
 
     kind: SettingKind
     worker: WorkerPort
@@ -101,7 +101,7 @@ class JobSettings:
     """By `JobDescription.rank_index`, the iteration that the rank runs now."""
     _wanted: dict[str, float | None] = field(default_factory=dict)
     _in_force: dict[str, float | None] = field(default_factory=dict)
-    """By GPU, the value that was set; None, or no entry: as before the job."""
+    """By GPU, the value that was set; None or no entry if it is as before the job."""
     _task: asyncio.Task[None] | None = None
 
     def send(self, command: SendPlan) -> None:
@@ -118,7 +118,7 @@ class JobSettings:
             self.apply()
 
     def apply(self) -> None:
-        """Set what is in force now, as far as it is not set yet."""
+        """Apply the values that should be in force now and are not set yet."""
         if not self.are_leased():
             return
         for index, begins in self._begins.items():

@@ -1,4 +1,4 @@
-"""Sources of a job's plans: the policy host, predictions where clocks may not be set, or a pipeline leader."""
+"""Sources of a job's plans: the policy host, predictions if nothing may be set, or a pipeline leader."""
 
 import asyncio
 import time
@@ -15,23 +15,23 @@ from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.store.records import PlanRecord
 
 _PREDICTION_EPOCH = -1
-"""The epoch of predictions, which no rank follows; each prediction of a job replaces the one before."""
+"""The epoch of predictions, which no rank follows; each prediction of a job replaces the previous one."""
 
 
 HELD_ITERATIONS = 4
-"""Iterations for which other questions of the job wait at most until a suspected straggler is confirmed, or is none."""
+"""Most iterations that the job's other plan requests wait until a suspected straggler is confirmed or ruled out."""
 _MARGIN_RATIO = 0.005
-"""The pace that is prepared for is shorter than the suspected one by this: the next reading may be shorter."""
+"""How much shorter than the suspected pace the prepared one is, since the next reading may be shorter."""
 _USABLE_RATIOS = (0.985, 1.005)
-"""A prepared pace in this range of the confirmed one, which is the shorter of two readings, is used in its place."""
+"""Range of prepared over confirmed pace in which the prepared plan is used; confirmed: the shorter of two readings."""
 
 
 @dataclass(slots=True)
 class SuspectedPacePlan:
-    """At most one plan for a suspected pace, asked for at the first reading that looks like a straggler.
+    """A plan prepared for a suspected straggler's pace, requested at the first reading that looks like a straggler.
 
-    The second reading confirms the straggler or not. A plan that is never sent has no effect; one that is ready saves
-    the time that the policy takes, often that of an iteration.
+    The second reading confirms the straggler or rules it out. A plan that is never sent does no harm; one that is ready
+    saves the policy's computing time, often as long as an iteration.
     """
 
     job_id: str
@@ -43,15 +43,15 @@ class SuspectedPacePlan:
     _answer: ClockPlan | PolicyFailure | None = None
     _is_answered: asyncio.Event = field(default_factory=asyncio.Event)
     _is_dropped: bool = False
-    """Whether the present suspicion has lasted for too long."""
+    """Whether the present suspicion has lasted too long."""
 
     @property
     def is_pending(self) -> bool:
-        """Whether a plan was asked for and neither used nor dropped: other questions would delay it."""
+        """Whether a plan was requested and neither used nor dropped yet; other requests would delay it."""
         return self._view is not None
 
     def prepare(self, view_of: Callable[[], JobView | None], suspected_time_s: float | None) -> None:
-        """Ask the policy for a plan for a suspected pace, unless it was asked; None: nothing is suspected any more.
+        """Request a plan for a suspected pace, unless one was requested; None: the suspicion is over.
 
         `view_of` returns the present view of the job.
         """
@@ -63,7 +63,7 @@ class SuspectedPacePlan:
             self.spawn(self._ask(self._view, self._is_answered))
 
     def drop(self) -> None:
-        """Prepare nothing more for the present suspicion: other questions have waited for long enough."""
+        """Prepare nothing more for the present suspicion, because other requests have waited long enough."""
         self._view, self._is_dropped = None, True
 
     def usable_time_s(self, straggler_time_s: float | None) -> float | None:
@@ -78,13 +78,13 @@ class SuspectedPacePlan:
         return straggler_time_s
 
     async def plan_for(self, view: JobView) -> ClockPlan | None:
-        """Return the prepared plan if it answers this question, once; waits for the policy if it was asked."""
+        """Return the prepared plan, once, if it fits this request; wait if the policy is still computing it."""
         asked, answered = self._view, self._is_answered
         if asked is None or asked.target != view.target:
             return None
         await answered.wait()
         answer, self._view = self._answer, None
-        # A plan that was issued in between may have the number of the prepared one.
+        # A plan issued in the meantime may have the same number as the prepared one.
         is_current = asked.issued_plans[-1:] == view.issued_plans[-1:] and asked.generation == view.generation
         if isinstance(answer, ClockPlan) and answer.purpose is PlanPurpose.TUNED and is_current:
             return answer
@@ -110,26 +110,26 @@ class PolicyHostPlans:
     host: PolicyPort
     handle: Callable[[Event], None]
     on_prediction: Callable[[ClockPlan], None] = lambda _: None
-    """Gets the answer of a policy that cannot plan with what may be set, and predicts instead."""
+    """Receives the prediction of a policy that cannot plan with the settings that may be changed."""
     prepared: SuspectedPacePlan = field(init=False)
     _task: asyncio.Task[None] | None = None
     _preparing: asyncio.Task[None] | None = None
     _held: JobView | None = None
-    """A question that waits until a suspected straggler is one, or none: its plan is prepared meanwhile."""
+    """A request that waits until a suspected straggler is confirmed or ruled out, while its plan is prepared."""
     _held_since_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.prepared = SuspectedPacePlan(self.job_id, self.policy, self.host, self._prepare)
 
     def ask(self, view: JobView) -> None:
-        """Ask the policy in a task of its own."""
+        """Request a plan in a separate task."""
         if self.prepared.is_pending and not view.target.is_forced:
             self._held, self._held_since_s = view, time.monotonic()
             return
         self._task = asyncio.create_task(self._answer(view), name=f"plan of job {self.job_id}")
 
     def release_in_time(self) -> None:
-        """Ask the held question if nothing is suspected any more, or if it was held for long."""
+        """Send the held request if the suspicion is over, or if it was held for too long."""
         view = self._held
         if view is None:
             return
@@ -140,7 +140,7 @@ class PolicyHostPlans:
             self.release()
 
     def release(self, current: ClockPlan | None = None) -> None:
-        """Ask the held question, or answer it with the plan in force: the job then asks about its present pace."""
+        """Send the held request, or answer it with the plan in force so that the job asks about its present pace."""
         view, self._held = self._held, None
         if view is not None and current is not None:
             self.handle(PlanDecided(current))
@@ -167,7 +167,7 @@ class PolicyHostPlans:
 
 @dataclass(slots=True)
 class PredictionOnly:
-    """Predicted savings of the job's policy, for a job whose clocks may not be set; no plan is decided."""
+    """Savings predicted by the policy for a job for which nothing may be set; no plan is put in force."""
 
     job_id: str
     policy: Callable[[], str]
@@ -176,9 +176,9 @@ class PredictionOnly:
     history: HistoryPort
     num_iterations: Callable[[], int]
     plan: ClockPlan | None = None
-    """The last prediction; a plan without a prediction gives the reason in its place."""
+    """The last prediction; if there is none, a full-speed plan that gives the reason."""
     _asked_at: int = 0
-    """Iterations of the job when the policy was asked last."""
+    """Iterations of the job at the last request to the policy."""
     _task: asyncio.Task[None] | None = None
 
     @property
@@ -188,11 +188,11 @@ class PredictionOnly:
 
     @property
     def is_due(self) -> bool:
-        """Whether the job has run twice as long as at the last prediction: it takes a second of CPU time."""
+        """Whether the job has run twice as long as at the last prediction, which takes a second of CPU time."""
         return self.num_iterations() >= 2 * self._asked_at
 
     def ask(self, view: JobView) -> None:
-        """Ask the policy for a prediction in a task of its own; the question of the job stays open."""
+        """Request a prediction in a separate task; the job's plan request stays open."""
         self._asked_at = self.num_iterations()
         self._task = asyncio.create_task(self._predict(view), name=f"prediction of job {self.job_id}")
 
@@ -232,7 +232,7 @@ class PermittedPlans:
         self.tuning.on_prediction = self._show
 
     def ask(self, view: JobView) -> None:
-        """Ask for a plan if something may be set, otherwise for a prediction, which leaves the question open."""
+        """Request a plan if something may be set, otherwise a prediction, which leaves the job's request open."""
         permitted = self._permitted(view)
         self._is_unanswered = permitted is None
         if permitted is None:
@@ -241,7 +241,7 @@ class PermittedPlans:
             self.tuning.ask(permitted)
 
     def prepare(self, view_of: Callable[[], JobView | None], suspected_time_s: float | None) -> None:
-        """Have a plan ready for a suspected pace, with what may be set now; None: nothing is suspected any more."""
+        """Prepare a plan for a suspected pace, with what may be set now; None: the suspicion is over."""
 
         def permitted_view() -> JobView | None:
             view = view_of()
@@ -252,21 +252,21 @@ class PermittedPlans:
 
     @property
     def is_predicting(self) -> bool:
-        """Whether the policy only predicts, because it cannot plan with what may be set."""
+        """Whether the policy only predicts, because nothing may be set that it could plan with."""
         return self._is_unanswered
 
     def ask_again(self, view: JobView | None) -> None:
-        """Ask an open question again: the prediction may be better by now, or clocks may be set."""
+        """Repeat an open request, since the prediction may be better by now, or clocks may be set."""
         if not self._is_unanswered or self.prediction.is_busy or view is None:
             return
         if self.prediction.is_due or self._permitted(view) is not None:
             self.ask(view)
 
     def resume(self, _current: ClockPlan) -> None:
-        """Continue the job of an earlier daemon: the state machine asks again."""
+        """Continue the job of an earlier daemon, whose state machine requests a plan itself."""
 
     def _permitted(self, view: JobView) -> JobView | None:
-        """Return a view that says what may be set; None if nothing may."""
+        """Return the view with flags for what may be set; None if nothing may."""
         levers = self.levers()
         if not levers:
             return None
@@ -300,7 +300,7 @@ class PostedPlans:
         self._answer()
 
     def post(self, plan: ClockPlan, *, is_followed: bool) -> None:
-        """Replace the posted plan; `is_followed`: the job changes to it at once, without asking."""
+        """Replace the posted plan; with `is_followed`, the job changes to it at once, without a request."""
         self.posted = plan
         if is_followed:
             self._answer()
@@ -310,14 +310,14 @@ class PostedPlans:
         self.posted = None
 
     def ask_again(self, view: JobView | None) -> None:
-        """Do nothing: every question is answered at once, so none is open."""
+        """Do nothing: every request is answered at once, so none is open."""
 
     def resume(self, current: ClockPlan) -> None:
         """Continue the job of an earlier daemon with its plan, until the leader posts another."""
         self.posted = current
 
     async def close(self) -> None:
-        """Nothing runs in the background."""
+        """Do nothing: no task runs in the background."""
 
     def _answer(self) -> None:
         waiting = baseline_plan("waiting", reason="waiting for the plan of the whole pipeline")

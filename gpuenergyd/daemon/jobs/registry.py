@@ -123,7 +123,7 @@ class Jobs:
     """Options of policies from the settings, by the name of the policy."""
     sessions: RankSessions = field(init=False)
     rates: UserRates = field(init=False)
-    """How often each user may start a job or change one, since the history keeps both."""
+    """Limits how often each user may start or change a job, since the history stores both."""
     clock_requests: ClockRequests = field(init=False)
     _runners: dict[str, JobRunner] = field(default_factory=dict)
     _open: dict[JobKey, JobRunner] = field(default_factory=dict)
@@ -136,7 +136,7 @@ class Jobs:
     on_end: list[Callable[[JobRunner], None]] = field(default_factory=list)
     """Called when a job has ended."""
     stored_orders: Callable[[JobRunner], OperatorOrdered | None] = lambda _: None
-    """Returns what an operator has ordered for a job in an earlier daemon."""
+    """Returns the orders that an earlier daemon stored for a job."""
 
     def __post_init__(self) -> None:
         self.sessions = RankSessions(self._process_ended, self._is_late)
@@ -151,10 +151,10 @@ class Jobs:
         return self._runners.get(job_id)
 
     def require_rate(self, uid: int) -> None:
-        """Check that a user may start or change one more job now; `rates.count` counts it.
+        """Check that a user may start or change one more job now, without counting it.
 
         Raises:
-            JobError: not within the limit per hour.
+            JobError: the user has reached the limit per hour.
         """
         if (wait_s := self.rates.wait_s(uid)) > 0:
             raise JobError(
@@ -246,7 +246,7 @@ class Jobs:
         self._open[uid, first.job_name, first.run_key, first.dp_rank] = self._runners[job_id] = runner
         self._registrations[job_id] = first
         self.accounts.join((uid, first.job_name, first.run_key), runner)
-        if not runner.is_member:  # of a pipeline across hosts only the whole is a replica
+        if not runner.is_member:  # a pipeline across hosts is a replica only as a whole
             self.replicas.join((uid, first.job_name, first.run_key), runner, dp_rank=first.dp_rank)
         self.spawn(self.services.policy.preload(runner.job.description.policy))
 
@@ -254,7 +254,7 @@ class Jobs:
         return member_rules(self.rules) if registration.is_pipeline_member else self.rules
 
     def key_of(self, runner: JobRunner) -> JobKey:
-        """Return what a job is known by when its program registers again."""
+        """Return the key by which a job is recognized when its program registers again."""
         first = self._registrations[runner.job_id]
         return runner.owner.uid, first.job_name, first.run_key, first.dp_rank
 
@@ -263,17 +263,17 @@ class Jobs:
         return self._registrations[job_id]
 
     def replica_name(self, runner: JobRunner) -> str:
-        """Return the name of a job for people, with its rank where the training has several jobs."""
+        """Return a job's readable name, with its data-parallel rank if the training has several jobs."""
         first, description = self._registrations[runner.job_id], runner.job.description
         return replica_name(first.job_name, num_ranks=description.num_ranks, dp_rank=first.dp_rank, tags=first.tags)
 
     # --- messages of ranks ---
 
     async def handle_reports(self, reports: Sequence[IterationReport], peer: PeerCredentials) -> IterationReply | None:
-        """Handle a rank's reports, oldest first, with other requests in between; reply to all as to one.
+        """Handle a rank's reports, oldest first, with other requests in between; return one reply for all.
 
         Raises:
-            ProtocolError: as `handle_report`, or the number of reports is out of range, or they are of several ranks.
+            ProtocolError: a report is invalid, their number is out of range, or they are of several ranks.
         """
         if not 0 < len(reports) <= MAX_REPORTS:
             raise ProtocolError(f"{count_text(len(reports), 'report')} in a message; 1 to {MAX_REPORTS} are accepted")
@@ -290,7 +290,7 @@ class Jobs:
         return reply
 
     def handle_report(self, report: IterationReport, peer: PeerCredentials) -> IterationReply | None:
-        """Handle a rank's report; return the plans that the rank has not received, None for an unknown token.
+        """Handle a rank's report; return the plans that the rank has yet to receive, None for an unknown token.
 
         Raises:
             ProtocolError: instants or instructions are out of range.
@@ -319,9 +319,9 @@ class Jobs:
         )
 
     def _takes_untimed(self, runner: JobRunner) -> bool:
-        """Return whether a job can do without the times of most of its instructions.
+        """Return whether most of a job's instructions need not be timed.
 
-        Its first plan and its profile come from them. Waits for other replicas, or other hosts, show in them only.
+        The first plan and the profile need instruction times, and only they show waits for other replicas or hosts.
         """
         is_alone = not (runner.is_member or self.replicas.has_replicas(runner.job_id))
         return is_alone and runner.job.phase is JobPhase.TUNED
@@ -347,7 +347,7 @@ class Jobs:
         return ReleaseReply(session.runner.outcome_line())
 
     async def release_finally(self, message: RankRelease, peer: PeerCredentials) -> ReleaseReply | None:
-        """Release a rank; reply with the outcome that the history gets, unless the job's last commands take long."""
+        """Release a rank and return the final outcome, or a preliminary one if the job's last commands take long."""
         session = self.sessions.of_hex_token(message.rank_token, peer)
         if session is None or self.release(message, peer) is None:
             return None
@@ -356,7 +356,7 @@ class Jobs:
     # --- messages of the GPU worker ---
 
     def handle_samples(self, samples: Sequence[GpuSample]) -> None:
-        """Record readings, and observe the iterations that they complete."""
+        """Record readings, and observe the iterations whose energy is thereby known."""
         for sample in samples:
             gpu = self.services.gpus.get(sample.gpu_uuid)
             if gpu is not None:
@@ -365,7 +365,7 @@ class Jobs:
         self._observe_soon()
 
     def handle_clock_change(self, change: ClockChangeReport) -> None:
-        """Record a clock change, or fall back if it failed."""
+        """Record a clock change; if it failed, let the job fall back to full speed."""
         gpu = self.services.gpus.get(change.gpu_uuid)
         if gpu is None:
             return
@@ -417,7 +417,7 @@ class Jobs:
             gpu.record_restored(time.monotonic_ns())
 
     def handle_worker_lost(self, reason: str) -> None:
-        """Let every job fall back to full speed: no clock can be set now."""
+        """Let every job fall back to full speed, since no clock can be set now."""
         now_ns = time.monotonic_ns()
         for gpu in self.services.gpus:
             if gpu.requested_sm_clock_mhz is not None:
@@ -428,7 +428,7 @@ class Jobs:
     # --- time ---
 
     def host_slept(self, slept_s: float) -> None:
-        """Let every job fall back after the host slept: clock locks may be lost, and energy readings have a gap."""
+        """Let every job fall back after the host slept: clock locks may be lost and energy readings have a gap."""
         for gpu in self.services.gpus:
             gpu.counter.interrupt()
         for runner in self:
@@ -463,7 +463,7 @@ class Jobs:
     # --- inside ---
 
     def _observe_soon(self) -> None:
-        """Observe covered iterations, one per turn of the event loop, so that requests are handled in between."""
+        """Observe iterations with known energy, one per event loop turn, so that requests are handled in between."""
         if not self._is_observing_soon:
             self._is_observing_soon = True
             asyncio.get_running_loop().call_soon(self._observe_one)
@@ -476,7 +476,7 @@ class Jobs:
     def _same_process(
         self, runner: JobRunner, registration: RankRegistration, peer: PeerCredentials
     ) -> RankSession | None:
-        """Return the session of a process that registers again because it did not receive the first answer."""
+        """Return the session of a process that registers again because it did not receive the first reply."""
         for session in self.sessions.of_job(runner.job_id):
             is_same_rank = (session.pp_rank, session.stage_rank) == (registration.pp_rank, registration.stage_rank)
             if is_same_rank and session.peer == peer:
@@ -486,10 +486,10 @@ class Jobs:
     def _reorder(
         self, runner: JobRunner, registration: RankRegistration, order: tuple[Instruction, ...], uid: int
     ) -> None:
-        """Have a job follow a rank that registers again with another number of microbatches.
+        """Update a job for a rank that registers again with another number of microbatches.
 
         Raises:
-            JobError: the registration contradicts its job otherwise, or changes come too often.
+            JobError: the registration contradicts its job in another way, or changes come too often.
         """
         ranks, first = runner.job.ranks, self._registrations[runner.job_id]
         index = ranks.description.rank_index(registration.pp_rank, registration.stage_rank)
@@ -520,7 +520,7 @@ class Jobs:
         return self.new_runner(Job(description, self.rules_for(registration)), owner, registration)
 
     def full_policy_name(self, name: str) -> str:
-        """Return the name of a policy with its options: those after the name, else those of the settings.
+        """Return the name of a policy with its options: those given after the name, else those of the settings.
 
         Raises:
             UnknownPolicyError: it is not installed, or the options are malformed.

@@ -1,11 +1,12 @@
 """Data-parallel replicas of one training on this host: follow the slowest, and run full-speed blocks together.
 
-Jobs of one user with the same name and run key are replicas of one training (docs/adr/0005). The paces of replicas on
-other hosts come from the training's own clients (`POST /v1/pace`). Plain loops with one instruction per iteration are
-not compared: it contains the wait for the slowest replica, so its time is no pace. Loops with phases are.
+Jobs of one user with the same name and run key are replicas of one training (docs/adr/0005). A replica's pace is its
+iteration time without waits for other replicas. The training's own clients report the paces of replicas on other hosts
+(`POST /v1/pace`). Loops with phases are compared; plain loops with one instruction per iteration are not, since the
+time of that instruction includes the wait for the slowest replica.
 
-The replicas share one time account, kept when their ranks restart. A normal restart of the daemon hands each job over
-with its account; a pipeline across hosts, whose leader begins anew, and a killed daemon rely on the file.
+The replicas share one time account, kept when their ranks restart. A daemon that stops normally hands jobs over with
+their accounts. After a kill, and for pipelines across hosts, whose leader starts anew, accounts come from the file.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ TrainingKey = tuple[int, str, str]
 
 
 def check_paces(report: PaceReport | PipelineReport) -> None:
-    """Check what a rank says of the replicas on other hosts.
+    """Check the times that a rank reports of replicas on other hosts.
 
     Raises:
         ProtocolError: a time is out of range.
@@ -59,17 +60,17 @@ class Replicas:
     _key_of: dict[str, TrainingKey] = field(default_factory=dict)
     _runners: dict[str, JobRunner] = field(default_factory=dict)
     _stragglers: dict[str, tuple[StragglerChange, float]] = field(default_factory=dict)
-    """By job: the straggler that it follows, and since when (host monotonic)."""
+    """By job: the straggler that it follows, and since when (host monotonic time)."""
     _overhead_elsewhere_s: dict[str, float | None] = field(default_factory=dict)
-    """By job: the least time that any replica on another host spends outside its instructions."""
+    """By job: the shortest time per iteration that a replica on another host spends outside its instructions."""
     _with_replicas: set[str] = field(default_factory=set)
     """Jobs whose training has, or had, another replica."""
     _targets: dict[str, TrainingTarget] = field(default_factory=dict)
-    """By job, its target as far as it depends on the other replicas."""
+    """By job, the part of its target that depends on the other replicas."""
     _dp_ranks: dict[str, int] = field(default_factory=dict)
 
     def join(self, key: TrainingKey, runner: JobRunner, *, dp_rank: int = 0) -> None:
-        """Add a job; its pace is measured from the second replica of its training on."""
+        """Add a job; paces are measured once its training has a second replica."""
         if runner.job.ranks.is_plain_loop:
             return
         group = self._groups.setdefault(key, ReplicaGroup(self.rules))
@@ -113,7 +114,7 @@ class Replicas:
         share_budget([self._targets[job_id] for job_id in job_ids])
 
     def block_begins(self, runner: RunningJob, apply_at_iteration: int) -> None:
-        """Have the other replicas run at full speed in the same iterations as this one."""
+        """Have the other replicas run the same iterations at full speed as this one."""
         group = self._group(runner.job_id)
         for job_id in sorted(group.job_ids - {runner.job_id}) if group is not None else ():
             other = self._runners.get(job_id)
@@ -121,7 +122,7 @@ class Replicas:
                 other.handle(ReplicaBlockBegins(apply_at_iteration))
 
     def least_overhead_s(self, runner: RunningJob) -> float | None:
-        """Return the least time that another replica spends outside its instructions; None while none is known."""
+        """Return the shortest time that another replica spends outside its instructions; None while unknown."""
         group = self._group(runner.job_id)
         others = group.job_ids - {runner.job_id} if group is not None else frozenset()
         known = [self._runners[job_id].job.knowledge.pace.overhead_s for job_id in others]
@@ -129,7 +130,7 @@ class Replicas:
         return min((overhead_s for overhead_s in known if overhead_s is not None), default=None)
 
     def handle_report(self, runner: JobRunner, report: PaceReport) -> PaceReply:
-        """Handle the paces of replicas on other hosts, and return that of this one, or of the slowest on this host.
+        """Handle the paces of replicas on other hosts; return this replica's pace, or that of the slowest on this host.
 
         Raises:
             ProtocolError: a time is out of range.
@@ -157,7 +158,7 @@ class Replicas:
         return PaceReply(slowest.own_time_s, straggler_time_s, slowest.num_readings, least_s, share)
 
     def check_time_limits(self) -> None:
-        """Withdraw pace and target of silent replicas; called every second."""
+        """Withdraw paces and targets of replicas that no longer report; called every second."""
         for group in list(self._groups.values()):
             self._follow(group.expire_paces(time.monotonic()))
         for target in self._targets.values():
@@ -181,7 +182,7 @@ class Replicas:
         return None if key is None else self._groups[key]
 
     def _prepare(self, group: ReplicaGroup) -> None:
-        """Have plans ready for a replica that may be a straggler: its next reading shows whether it is."""
+        """Prepare plans for a replica that may be a straggler, until its next reading shows whether it is one."""
         now_s = time.monotonic()
         for job_id in group.job_ids:
             if (runner := self._runners.get(job_id)) is not None:
@@ -209,14 +210,14 @@ def straggler_saving_fields(estimator: StragglerSavingEstimator) -> dict[str, An
 
 
 _ENDED_KEPT = 64
-"""Trainings without a running job whose accounts are kept: their ranks may begin again, as after a failure."""
+"""Most accounts kept for trainings without a running job, whose ranks may restart, as after a failure."""
 
 
 class TimeAccounts:
     """The accounts of all trainings, owned by the event loop."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Keep the accounts in a file; without a path they end with the daemon."""
+        """Keep the accounts in a file; without a path, they are lost when the daemon ends."""
         what = "time accounts"
         self._file = None if path is None else AccountFile(path, FileContent[AccountTotals], what=what)
         self._shared: OrderedDict[TrainingKey, TimeAccount] = OrderedDict()
@@ -232,7 +233,7 @@ class TimeAccounts:
         self._shared.move_to_end(key)
 
     def claim(self, runner: RunningJob) -> None:
-        """Continue the account that an earlier daemon has saved for the processes of a job that is new to this one."""
+        """Continue the account that an earlier daemon saved for the processes of a newly registered job."""
         experiments = runner.job.control.experiments
         if self._file is None or not experiments.is_paying or experiments.account.num_iterations:
             return
@@ -244,7 +245,7 @@ class TimeAccounts:
             )
 
     def leave(self, job_id: str) -> None:
-        """Note the end of a job; only a training whose run key is known may go on later."""
+        """Record the end of a job; the account is kept if the training has a run key and could continue later."""
         key = self._key_of.pop(job_id, None)
         if key is None or key in self._key_of.values():
             return
@@ -256,7 +257,7 @@ class TimeAccounts:
             del self._shared[oldest]
 
     async def save(self, runners: Iterable[RunningJob]) -> None:
-        """Write the accounts of running jobs to the file; what is committed counts as spent."""
+        """Write the accounts of running jobs to the file; committed time is saved as spent."""
         if self._file is None:
             return
         saved = []

@@ -1,4 +1,4 @@
-"""Runs one job: passes events to its state machine one by one, and executes the commands in order."""
+"""Runs one job: passes events to its state machine one by one, and executes the resulting commands in order."""
 
 import asyncio
 import contextlib
@@ -52,7 +52,7 @@ _STORY_LINES_LOGGED = 20
 _NOT_CONTROLLED = frozenset({GpuHealth.OBSERVE_ONLY, GpuHealth.RELEASED})
 
 Actions = Mapping[type[Command], Callable[[Any], Awaitable[None] | None]]
-"""What executes each command of a state machine: a function of a command of that type."""
+"""For each type of state machine command, the function that executes it."""
 
 
 async def execute(actions: Actions, command: Command) -> None:
@@ -78,7 +78,7 @@ class RunnerSnapshot:
 
 @dataclass(slots=True)
 class JobRunner:
-    """Owns one `Job` and what its commands act on; everything here runs on the event loop."""
+    """Owns one `Job` and the objects that its commands act on; everything here runs on the event loop."""
 
     job: Job
     services: JobServices
@@ -147,23 +147,23 @@ class JobRunner:
 
     @property
     def settings(self) -> tuple[JobSettings, ...]:
-        """The settings of the job's GPUs that the daemon sets for its plans."""
+        """The kinds of GPU settings that the daemon sets for the job's plans."""
         return self.power_limits, self.power_profiles
 
     @property
     def carbon_zones(self) -> frozenset[str]:
-        """Zones that other hosts of the job have reported: none, the job's GPUs are on this host."""
+        """Zones reported by other hosts of the job: none, since all its GPUs are on this host."""
         return frozenset()
 
     @property
     def is_observing(self) -> bool:
-        """Whether clocks may not be set: the daemon only observes, or one of the job's GPUs cannot be controlled."""
+        """Whether nothing may be set: the daemon only observes, or one of the job's GPUs cannot be controlled."""
         gpus = (self.services.gpus.get(gpu.gpu_uuid) for gpu in self.job.ranks.own_gpus.values())
         return self.services.is_observing or any(gpu and gpu.health in _NOT_CONTROLLED for gpu in gpus)
 
     @property
     def prediction(self) -> ClockPlan | None:
-        """The predicted savings of a job whose clocks may not be set; None for any other."""
+        """The predicted savings of a job for which nothing may be set; None for any other job."""
         plans = self.plans
         if not isinstance(plans, PermittedPlans) or plans.prediction.plan is None:
             return None
@@ -171,7 +171,7 @@ class JobRunner:
 
     @property
     def forbidden_lever(self) -> Lever | None:
-        """What the plan in force sets although the settings do not permit it, as after a restart; None if nothing."""
+        """The kind of setting that the plan in force changes without permission, as after a restart; else None."""
         plan, permitted = self.job.current_plan, frozenset() if self.is_observing else self.services.levers
         if plan.power_limits_w and Lever.POWER_LIMITS not in permitted:
             return Lever.POWER_LIMITS
@@ -184,7 +184,7 @@ class JobRunner:
         return self.is_observing or self.prediction is not None
 
     def outcome(self) -> Outcome:
-        """Return the outcome of the job, so far or at its end."""
+        """Return the outcome of the job, preliminary until its end."""
         waits_for = self.services.policy.activity
         is_predicting = self._is_predicting
         found = find_outcome(self.job, is_member=self.is_member, is_observing=is_predicting, waits_for=waits_for)
@@ -195,13 +195,13 @@ class JobRunner:
         return found
 
     def outcome_line(self) -> str:
-        """Return what the job has saved, or why it has saved nothing, in one line."""
+        """Return one line that says what the job has saved, or why it has saved nothing."""
         if self._is_predicting:
             return self.outcome().text
         return outcome_line(self.job, is_member=self.is_member, waits_for=self.services.policy.activity)
 
     def start(self) -> None:
-        """Begin to execute commands."""
+        """Start executing commands."""
         self._task = asyncio.create_task(self._execute_all(), name=f"job {self.job_id}")
 
     def handle(self, event: Event) -> None:
@@ -227,7 +227,7 @@ class JobRunner:
                 self.handle(GpuViewChanged(pp_rank, self.services.gpus.view(gpu), stage_rank))
 
     def prepare_for_pace(self, suspected_time_s: float | None) -> None:
-        """Have a plan ready for the pace of a replica that may be a straggler; None: there is none."""
+        """Prepare a plan for the pace of a replica that may be a straggler; None: there is none."""
         if not isinstance(self.plans, PermittedPlans) or self.job.target.is_forced:
             return
         is_tuned = self.job.phase is JobPhase.TUNED and not self.is_observing
@@ -251,12 +251,12 @@ class JobRunner:
             self.handle(ControlLost(reason))
 
     def post_plan(self, plan: ClockPlan) -> None:
-        """Follow the leader's plan: at once if this member follows plans now, else when it asks for one."""
+        """Follow the leader's plan: at once if this member follows plans now, else when it next requests one."""
         assert isinstance(self.plans, PostedPlans)
         self.plans.post(plan, is_followed=self.job.phase in {JobPhase.TRIAL, JobPhase.TUNED})
 
     def microbatches_changed(self, event: RankChangedMicrobatches) -> None:
-        """Follow a rank with another number of microbatches; a member's plan was for the order before.
+        """Handle a rank's changed number of microbatches; a member's plan was for the previous order and is dropped.
 
         Raises:
             JobError: the rank does not fit the job.
@@ -277,7 +277,7 @@ class JobRunner:
     # --- the end, and the next daemon ---
 
     async def end(self, command: EndJob) -> None:
-        """Release everything that the ended job holds; its last iterations are recorded first."""
+        """Record the ended job's last iterations, then release everything that it holds."""
         for event in self.observer.remaining():
             for last in self.job.handle(event):
                 await execute(self.actions, last)
@@ -296,7 +296,7 @@ class JobRunner:
         await self.services.policy.drop_job(self.job_id)
 
     async def final_outcome_line(self, limit_s: float) -> str:
-        """Return the outcome of an ended job with its last iterations, or after a time limit without them."""
+        """Return the outcome of an ended job, including its last iterations unless they take longer than the limit."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._has_final_outcome.wait(), limit_s)
         return self.outcome_line()
@@ -354,7 +354,7 @@ class JobRunner:
     async def _phase_entered(self, command: RecordPhase) -> None:
         self.audit.record_phase(command)
         if command.phase is JobPhase.WARMUP:
-            # The first iterations wait to be observed until past jobs are known.
+            # The first iterations are not observed until past jobs are known.
             await self.runs.recall()
 
     def _lease_changed(self) -> None:

@@ -1,8 +1,8 @@
-"""Registered training processes: each is known by its token, and watched for gaps between reports until it ends.
+"""Registered training processes: each is identified by its token and watched for gaps in its reports until it ends.
 
-What a program does between two iterations, or in the middle of one, need not be marked as a pause: a generation with
-another model, a checkpoint, an evaluation by a submodule. Until its next report the rank would stay at the clock that
-its plan requested last, which may be that of a wait: a late report raises it to full speed.
+Programs do other work between iterations, or within one, without marking it as a pause: generation with another model,
+a checkpoint, evaluation of a submodule. During that, the rank would stay at the clock that its plan requested last,
+which may be the low clock of a wait. So when a report is late, the rank is raised to full speed.
 """
 
 import asyncio
@@ -23,18 +23,18 @@ log = logging.getLogger(__name__)
 
 
 _LATE_RATIO = 1.5
-"""A report is late after so many times the usual time of an iteration."""
+"""A report is late after this multiple of the usual iteration time."""
 _MARGIN_S = 0.1
-"""Of the loops of the client and of the daemon, in which reports wait."""
+"""Allowance for the time that reports wait in the client's and the daemon's loops."""
 _ITERATIONS_KEPT = 8
 _MIN_KNOWN = 2
-"""Iterations until the usual time is known."""
+"""Iterations needed before the usual iteration time is known."""
 _NS_PER_S = 1e9
 
 
 @dataclass(slots=True)
 class GapWatch:
-    """Watches the reports of one rank; calls `raise_clock` in each gap and pause, and after each request within one."""
+    """Watches one rank's reports; calls `raise_clock` in each gap or pause, again after a clock request within one."""
 
     raise_clock: Callable[[], None]
     _times_s: deque[float] = field(default_factory=lambda: deque(maxlen=_ITERATIONS_KEPT))
@@ -45,29 +45,29 @@ class GapWatch:
     def limit_s(self) -> float | None:
         """Time without a report after which the rank is in a gap; None while too few iterations are known.
 
-        The usual time is the second longest of the kept ones: one of them may contain a gap.
+        The usual time is the second longest of those kept, since the longest may contain a gap.
         """
         if len(self._times_s) < _MIN_KNOWN:
             return None
         return _LATE_RATIO * sorted(self._times_s)[-2] + _MARGIN_S
 
     def reported(self, begin_ns: int, next_begin_ns: int) -> None:
-        """Take a report: the iteration after it has begun, or a pause if `next_begin_ns` is 0."""
+        """Handle a report: the next iteration has begun, or a pause if `next_begin_ns` is 0."""
         self._is_raised = False
         if next_begin_ns:
             self._times_s.append((next_begin_ns - begin_ns) / _NS_PER_S)
             self._wait()
-        else:  # the client has requested full speed, too, unless its request was dropped
+        else:  # the client has also requested full speed, but its request may have been dropped
             self._gap_found()
 
     def requested(self) -> None:
-        """Take a clock request of the rank: within a gap, the clock may be low again."""
+        """Handle a clock request of the rank, which may lower the clock again within a gap."""
         if self._is_raised:
             self._is_raised = False
             self._wait()
 
     def stop(self) -> None:
-        """Wait for no report."""
+        """Stop waiting for reports."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
@@ -98,7 +98,7 @@ class RankSession:
     stage_rank: int = 0
     gaps: GapWatch = field(init=False)
     captured: str = ""
-    """How the clocks of the newest iteration were set if it was a replayed graph; else empty."""
+    """How clocks were set in the newest iteration if it replayed a CUDA graph; else empty."""
 
     @property
     def rank_index(self) -> int:
@@ -114,7 +114,7 @@ class RankSession:
 class RankSessions:
     """All sessions, owned by the event loop.
 
-    `on_end` is called when a process has ended without leaving its job, `on_gap` when it is in a gap.
+    `on_end` is called when a process has ended without leaving its job, `on_gap` when its next report is late.
     """
 
     on_end: Callable[[RankSession, ProcessEnd], None]
@@ -168,7 +168,7 @@ class RankSessions:
         return session
 
     def of_hex_token(self, rank_token: str, peer: PeerCredentials) -> RankSession | None:
-        """Return the session of a hexadecimal token, as messages carry it, if it belongs to the sender."""
+        """Return the session of a hexadecimal token, the form used in messages, if it belongs to the sender."""
         try:
             token = bytes.fromhex(rank_token)
         except ValueError:
@@ -176,7 +176,7 @@ class RankSessions:
         return self.of_token(token, peer)
 
     def _ended(self, session: RankSession) -> None:
-        """Handle the end of a process, after those of its job that cannot be due to it."""
+        """Handle the ends of a job's processes, those that may have caused the others' ends first."""
         ended = select.poll()
         ranks = {own.pidfd: own for own in self.of_job(session.runner.job_id)}
         for pidfd in ranks:

@@ -1,10 +1,9 @@
 """One slowdown budget for all replicas of a training: the host of the first replica decides, and the others follow.
 
-Replicas end each iteration together: were their targets decided apart, the training would be slow in the slow hours of
-each, while one of them saves. So the first replica's target counts for all, as far as it was heard, and its account is
-charged with what plans of the others cost. While it is silent the others run at full speed: they
-cannot know what it has left of the budget. A first replica whose host decides no targets has the registered slowdown,
-and so have the others.
+Replicas end each iteration together. If each had its own hourly target, the training would be slow whenever any one of
+them is, and only that one would save. So the first replica's target applies to all, and its account is charged with the
+time that plans of the others cost. While the first replica does not report, the others run at full speed, because they
+cannot know what is left of the budget. If its host decides no targets, all replicas keep the registered slowdown.
 """
 
 import math
@@ -26,24 +25,24 @@ _SAME_RATIO = 1e-6
 _SAME_BASELINE_RATIO = 0.005
 """A smaller change of the baseline does not change the permitted time."""
 _SAME_SLOWDOWN_RATIO = 5e-4
-"""A smaller change of the slowdown is the other baseline's; one to full speed counts always."""
+"""A smaller change of the slowdown is ignored, as the other baseline may cause it; a change to full speed is not."""
 _NO_ACCOUNT = "constant slowdown: the host of the training's first replica decides no targets"
 _SILENT = "full speed: the training's first replica, which decides for all, is silent"
 
 
 @dataclass(slots=True)
 class TrainingTarget:
-    """One replica's target as far as it depends on the others; owned by the event loop of its daemon."""
+    """The part of one replica's target that depends on the others; owned by the event loop of its daemon."""
 
     runner: RunningJob
     watcher: IterationWatcher | None
-    """The carbon service; None where this host decides no targets."""
+    """The carbon service; None if this host decides no targets."""
     is_exchanged: bool = False
     """Whether the replicas exchange budgets through the job's store."""
     _report: TrainingBudget | None = None
     _reported_at_mono_s: float = 0.0
     _followed: tuple[float | None, float | None] | None = None
-    """Followed ratio, None for the registered slowdown, and the baseline that it referred to."""
+    """Slowdown ratio followed now, None for the registered one, and the baseline that it refers to."""
 
     def handle(self, report: TrainingBudget | None) -> BudgetShare:
         """Follow the first replica, or charge its account, and return what to publish to the others.
@@ -67,24 +66,24 @@ class TrainingTarget:
         return self.share()
 
     def lead(self) -> None:
-        """Follow no other replica any more: this is the first one that is left."""
+        """Stop following another replica, since this is now the first one."""
         if self._report is not None:
             self._report = self._followed = None
             if self.watcher is not None:
                 self.watcher.follow(self.runner, None)
 
     def charge_others(self, excess_s: float) -> None:
-        """Charge the account of the first replica with what the others' plans have cost so far."""
+        """Charge the first replica's account with the total time that the others' plans have cost."""
         if self.watcher is not None:
             self.watcher.charge_others(self.runner, excess_s)
 
     def follow(self, report: TrainingBudget) -> None:
-        """Follow what the first replica permits."""
+        """Follow the slowdown that the first replica permits."""
         self._report, self._reported_at_mono_s = report, time.monotonic()
         self.check_time_limit()
 
     def check_time_limit(self) -> None:
-        """Follow what was reported last; a first replica that has become silent, at full speed."""
+        """Follow the last report, or go to full speed if the first replica no longer reports."""
         report, runner, watcher = self._report, self.runner, self.watcher
         if report is None or report.permitted_slowdown_ratio is None or runner.job.is_ended:
             return
@@ -126,12 +125,12 @@ class TrainingTarget:
         return before_s is not None and abs(baseline_s / before_s - 1) <= _SAME_BASELINE_RATIO
 
     def share(self) -> BudgetShare:
-        """Return what the others need to know of this replica."""
+        """Return what the other replicas need to know about this one."""
         job = self.runner.job
         spent_s = round(job.control.experiments.account.spent_or_committed_s, 6)
         if self.watcher is None:
             return BudgetShare(job.description.target.max_slowdown_ratio, spent_s=spent_s)
-        ratio = 0.0  # no plan of another replica may be in the baseline
+        ratio = 0.0  # the baseline must not contain the effect of another replica's plan
         if job.baseline is not None:
             is_decided = job.phase is JobPhase.TUNED
             target = job.target.own if is_decided else job.description.target
@@ -142,9 +141,9 @@ class TrainingTarget:
 
 
 def handle_budget(targets: Sequence[TrainingTarget], report: TrainingBudget | None) -> BudgetShare:
-    """Let the replicas that a report covers follow the training's first one; return what to publish of them.
+    """Let the replicas that a report covers follow the training's first one; return what to publish about them.
 
-    Where the first of them is the training's first replica, it decides for the others.
+    If the first of them is the training's first replica, it decides for the others.
 
     Raises:
         ProtocolError: a value is out of range.
@@ -154,7 +153,7 @@ def handle_budget(targets: Sequence[TrainingTarget], report: TrainingBudget | No
         return first.handle(report)
     excess_s = max((target.share().excess_s for target in others), default=0.0)
     if report.is_first:
-        # All replicas end an iteration together: only the slowest plan costs time.
+        # All replicas end an iteration together, so only the slowest plan costs time.
         share = first.handle(replace(report, excess_s=report.excess_s + excess_s))
         report = TrainingBudget(False, share.permitted_slowdown_ratio, share.is_decided)
     else:
@@ -166,7 +165,7 @@ def handle_budget(targets: Sequence[TrainingTarget], report: TrainingBudget | No
 
 
 def share_budget(targets: Sequence[TrainingTarget]) -> None:
-    """Let replicas of one training on this daemon have one budget, the first one's, unless they exchange it by a store.
+    """Give all of a training's replicas on this daemon the first one's budget, unless they share it through a store.
 
     Call it after each iteration.
     """
@@ -182,7 +181,7 @@ def share_budget(targets: Sequence[TrainingTarget]) -> None:
 
 
 def _target(registered: PerformanceTarget, ratio: float, baseline_s: float | None) -> PerformanceTarget:
-    """Return the target of a slowdown, as a time where the baseline is known."""
+    """Return the target for a slowdown, as an iteration time if the baseline is known."""
     if ratio <= _SAME_RATIO:
         return PerformanceTarget(0.0)
     if abs(ratio - registered.max_slowdown_ratio) <= _SAME_RATIO:

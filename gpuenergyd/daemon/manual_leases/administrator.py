@@ -32,13 +32,13 @@ class AdministratorLeases:
     is_observing: bool = False
 
     async def grant(self, request: LeaseRequest, peer: PeerCredentials) -> LeaseGranted:
-        """Lock a clock, limit the power, or both; an existing lease of an administrator is changed.
+        """Lock a clock, limit the power, or both; change an administrator's existing lease.
 
         Raises:
             GpuNotFoundError: no such GPU.
             UsageError: a clock, limit or lifetime is out of range.
             JobError: the GPU is in use by a job or leased to a process, or the daemon only observes.
-            GpuError: the driver refused; a lease that this request created has ended again.
+            GpuError: the driver refused; a lease created by this request has been ended.
         """
         gpu = self.gpus.find(request.gpu)
         _check_amounts(request)

@@ -1,9 +1,9 @@
 """Calibration: measures the switch latencies of idle GPUs for an administrator's process, one GPU after another.
 
-Theory of operation. The daemon leases the GPUs to the process that asks, makes the clock changes and measures them as
-it measures those of jobs, so that they go into the same estimates. An idle GPU does not show the clocks that are set.
-Therefore the process computes on the GPU meanwhile; the daemon begins when the driver lists it there. The leases end
-with the process, however it ends: the worker then restores the GPUs.
+Theory of operation. The daemon leases the GPUs to the requesting process, then makes clock changes and measures them as
+it measures those of jobs, for the same estimates. An idle GPU does not run at the clock that is set, so the process
+computes on the GPU meanwhile; the daemon begins when the driver lists the process there. The leases end with the
+process, however it ends, and the worker then restores the GPUs.
 """
 
 import asyncio
@@ -44,17 +44,17 @@ log = logging.getLogger(__name__)
 MAX_CHANGES = 200
 """Most changes to each target clock in each direction; more than enough for a 90th percentile."""
 _PAUSE_S = (0.005, 0.025)
-"""Range of the pause after a change took effect: random, so that changes fall anywhere between two readings."""
+"""Range of the random pause after a change took effect, so that changes fall anywhere between two readings."""
 _LOAD_LIMIT_S = 30.0
 _LOAD_POLL_S = 0.05
 _WAKING_NS = 300_000_000
-"""Time from the begin of the load until the GPU has left its idle clock."""
+"""Time from the start of the load until the GPU has left its idle clock."""
 _OVERHEAD_S = 0.005
-"""Assumed time from the effect of a change until it is reported."""
+"""Assumed time from a change's effect to its report."""
 _CHECK_EVERY = 16
-"""Changes between two looks at the processes on the GPU."""
+"""Changes between two checks of the processes on the GPU."""
 _FIRST_CHANGES = 8
-"""If none of the first changes takes effect, no later one will."""
+"""Number of first changes; if none takes effect, the calibration fails."""
 _MAX_KEPT = 8
 _MAX_NAMED = 8
 
@@ -78,7 +78,7 @@ class _Measurement:
 
     @property
     def description(self) -> CalibratedGpu:
-        """The GPU, its clocks, and how long its changes take by the latencies known before."""
+        """The GPU, its clocks, and how long its changes should take by the latencies known before."""
         latency, identity = self.gpu.switching.latency, self.gpu.identity
         per_change_s = (latency.raise_s + latency.lower_s + sum(_PAUSE_S)) / 2 + _OVERHEAD_S
         num_changes = len(self.walk_mhz)
@@ -124,7 +124,7 @@ class Calibrations:
         return MeasuredGpusKept(kept)
 
     async def start(self, request: CalibrationRequest, peer: PeerCredentials, pidfd: int) -> CalibrationStarted:
-        """Lease the GPUs to a process and begin; the leases end when the process of `pidfd` does.
+        """Lease the GPUs to the process of `pidfd` and begin; the leases end with that process.
 
         Raises:
             GpuNotFoundError: no such GPU.
@@ -165,7 +165,7 @@ class Calibrations:
     # --- before the first change ---
 
     def _chosen(self, names: Sequence[str]) -> list[Gpu]:
-        """Return the named GPUs, or all of the host, in the order of their index."""
+        """Return the named GPUs, or all GPUs if none is named, in the order of their index."""
         chosen = [self.gpus.find(name) for name in names] or list(self.gpus)
         if not chosen:
             raise JobError("this host has no GPU to calibrate")
@@ -253,7 +253,7 @@ class Calibrations:
         """Return whether the process of the lease computes on the GPU.
 
         Raises:
-            JobError: another process does, or the lease has ended.
+            JobError: another process computes there, or the lease has ended.
         """
         self._require_lease(measurement)
         pids = (await self.worker.do(ListProcesses(measurement.gpu_uuid))).pids
@@ -263,7 +263,7 @@ class Calibrations:
         return bool(pids)
 
     async def _await_load(self, measurement: _Measurement, holder: LeaseHolder) -> None:
-        """Wait until the process computes on the GPU, and then for a reading that shows the GPU awake."""
+        """Wait until the process computes on the GPU and a reading follows that shows the GPU awake."""
         woken_ns: int | None = None
         while True:
             sample = measurement.gpu.sample
@@ -295,7 +295,7 @@ class Calibrations:
 
 
 def _measurement(gpu: Gpu, num_changes: int) -> _Measurement:
-    """Return the measurement of a GPU, with the walk that its index gives.
+    """Return the measurement of a GPU, with the sequence of clocks for its index.
 
     Raises:
         UsageError: it supports too few clocks.

@@ -41,7 +41,7 @@ _LAST_RESTORES_LIMIT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class LeaseHolder:
-    """The holder of a lease: an administrator, or a process with whose end the lease ends (`pid`)."""
+    """The holder of a lease: an administrator, or a process (`pid`) whose end also ends the lease."""
 
     kind: ClaimKind
     uid: int
@@ -126,7 +126,7 @@ class ManualLeases:
 
         Raises:
             JobError: the GPU is in use by a job or leased to another holder.
-            GpuError: the driver refused; a lease that this call created has ended again.
+            GpuError: the driver refused; a lease created by this call has been ended.
         """
         self.require_free_for(gpu.identity.gpu_uuid, holder)
         lease = self._leases.get(gpu.identity.gpu_uuid)
@@ -152,7 +152,7 @@ class ManualLeases:
         return change
 
     async def end_if_orphaned(self, gpu_uuid: str) -> None:
-        """End the lease of a process that has ended, in case its end was not handled yet."""
+        """End the lease of a process that has ended, in case that was not handled yet."""
         lease = self._leases.get(gpu_uuid)
         if lease is not None and lease.holder.pid is not None and (lease.pidfd is None or is_dead(lease.pidfd)):
             await self._end_locked(lease, f"process {lease.holder.pid} ended")
@@ -203,7 +203,7 @@ class ManualLeases:
             self._end_soon(lease, f"the GPU is {change.health}: {change.detail}")
 
     def handle_worker_ready(self) -> None:
-        """Apply every lease again: the new worker has restored the GPUs of the lost one."""
+        """Apply every lease again, since the new worker has restored the GPUs of the lost one."""
         for lease in self._leases.values():
             self.spawn(self._reapply(lease))
 
@@ -323,7 +323,7 @@ def supported_no_slower_than(gpu: Gpu, sm_clock_mhz: int) -> int:
 
 
 async def require_power_limit_in_range(worker: WorkerPort, gpu: Gpu, power_limit_w: float) -> None:
-    """Check that a GPU accepts a power limit, as far as its driver reports the range.
+    """Check that a power limit is in the GPU's range, if the driver reports one.
 
     Raises:
         UsageError: it is out of range.

@@ -1,4 +1,4 @@
-"""GPUs that the daemon has let go of for a reset, a MIG change or a driver upgrade, and reopens in time."""
+"""GPUs whose driver handles are released for a reset, a MIG change or a driver upgrade, and reopened later."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 _MAX_LIFETIME_S = 30 * 86_400.0
 _DEFAULT_LIFETIME_S = GpuRelease("").lifetime_s
 _RETRY_S = 5.0
-"""Pause between attempts to reopen a GPU that is not there yet."""
+"""Pause between attempts to reopen a GPU that is not available yet."""
 
 
 @dataclass(slots=True)
@@ -38,13 +38,13 @@ class GpuReleases:
     _last_failure: str = ""
 
     async def release(self, request: GpuRelease, peer: PeerCredentials) -> GpusReleased:
-        """Restore GPUs and let go of their driver handles; jobs on them run at full speed meanwhile.
+        """Restore GPUs and release their driver handles; jobs on them run at full speed meanwhile.
 
         Raises:
             GpuNotFoundError: no such GPU.
             UsageError: the time is out of range.
             JobError: a GPU is leased outside a job.
-            GpuError: the driver does not let go.
+            GpuError: the driver does not release them.
         """
         lifetime_s = request.lifetime_s
         if not (math.isfinite(lifetime_s) and 0 < lifetime_s <= _MAX_LIFETIME_S):
@@ -70,7 +70,7 @@ class GpuReleases:
         Raises:
             GpuNotFoundError: no such GPU.
             JobError: the GPU is not released.
-            GpuError: a GPU or the driver is not there; it stays released, and is tried again when its time is over.
+            GpuError: a GPU or the driver is not available; the GPU stays released until the next attempt.
         """
         gpus = [gpu for gpu in self._named(request.gpu) if gpu.health is GpuHealth.RELEASED]
         if not gpus:
@@ -79,13 +79,13 @@ class GpuReleases:
         return GpusReleased(tuple(gpu.identity.gpu_uuid for gpu in gpus), False, None)
 
     def handle_worker_ready(self) -> None:
-        """Let go again after a restart of the GPU worker, which has opened all GPUs."""
+        """Release GPUs again after a restart of the GPU worker, which has opened them all."""
         uuids = tuple(uuid for uuid in self._until_mono_s if self.gpus[uuid].health is not GpuHealth.RELEASED)
         if uuids:
             self.spawn(self._release_again(uuids))
 
     def check_time_limits(self) -> None:
-        """Reopen the GPUs whose time is over, and those that an earlier daemon released; called every second."""
+        """Reopen GPUs whose time is over, also those that an earlier daemon released; called every second."""
         now_s, due = time.monotonic(), []
         for gpu in self.gpus:
             uuid = gpu.identity.gpu_uuid
@@ -126,7 +126,7 @@ class GpuReleases:
         try:
             return (await self.worker.do(ListProcesses(gpu_uuid))).pids
         except GpuError:
-            return ()  # a broken GPU is the one to be reset
+            return ()  # the GPU may be broken, and be released to reset it
 
     def _named(self, name: str) -> list[Gpu]:
         return list(self.gpus) if name == ALL_GPUS else [self.gpus.find(name)]

@@ -1,1 +1,1 @@
-"""Helper processes of the daemon: GPU worker and policy hosts, and the daemon's clients of them."""
+"""Helper processes of the daemon (GPU worker and policy hosts), and the daemon's clients for them."""

@@ -1,4 +1,4 @@
-"""Carbon queries to the policy host: a forecast, the value of timing, a job's target; and their evaluation there.
+"""Carbon queries to the policy host (a forecast, the value of timing, a job's target), and their evaluation there.
 
 Series are sent with null for unknown hours, since JSON has no NaN.
 """
@@ -51,7 +51,7 @@ class ForecastQuery:
 
 @dataclass(frozen=True, slots=True)
 class TimingValueQuery:
-    """Question for the value of timing: budget, job length and frontier; for an empty one, a frontier is assumed."""
+    """Query for the value of timing: budget, job length and frontier; if that is empty, a typical one is assumed."""
 
     max_slowdown_ratio: float
     job_hours: float
@@ -69,9 +69,9 @@ class ForecastReply:
 
 @dataclass(frozen=True, slots=True)
 class TargetQuery:
-    """Query for a job's target; the policy host adds the frontier, which only the job's clock policy has.
+    """Query for a job's target; the policy host adds the frontier, which only the job's clock policy knows.
 
-    Times in `view` are grid times: `time_scale` seconds of the grid pass per second of the host.
+    Times in `view` are grid time, of which `time_scale` seconds pass per second of host time.
     """
 
     target_policy: str
@@ -141,7 +141,7 @@ def answer_target(
 
 
 def frontier_of(policy: ClockPolicy | None, view: JobView | None) -> tuple[FrontierPoint, ...]:
-    """Return a job's frontier: from its clock policy if that provides one, else from measurements."""
+    """Return a job's frontier from its clock policy if that provides one, else from measurements."""
     if view is None:
         return ()
     known: Callable[[JobView], tuple[FrontierPoint, ...]] | None = getattr(policy, "frontier", None)

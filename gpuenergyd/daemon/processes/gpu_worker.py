@@ -1,4 +1,4 @@
-"""Supervision of the GPU worker process: start or connect, ping, restart, and have it execute commands."""
+"""Supervision of the GPU worker process: starts or connects to it, pings and restarts it, and sends it commands."""
 
 import asyncio
 import contextlib
@@ -23,12 +23,12 @@ _CONNECT_LIMIT_S = 15.0
 _PING_PERIOD_S = 1.0
 _HUNG_LIMIT_S = 0.5
 _RESTORE_AND_EXIT_LIMIT_S = 40.0
-"""A worker that has lost the daemon restores every GPU before it exits; driver calls can be this slow."""
+"""A worker that has lost the daemon restores every GPU before it exits, and driver calls can be this slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A worker has started, and found these GPUs."""
+    """A worker has started and found these GPUs."""
 
     identities: tuple[GpuIdentity, ...]
 
@@ -39,8 +39,8 @@ WorkerEvent = WorkerReady | LinkEvent
 class GpuWorker:
     """The daemon's GPU worker across restarts of the process.
 
-    Implements the worker port on the connected worker. Without one, commands raise GpuError and clock requests are
-    dropped.
+    Implements the worker port with the connected worker. Without a worker, commands raise GpuError and clock requests
+    are dropped.
     """
 
     def __init__(self, settings: Settings, process: WorkerProcess, on_event: Callable[[WorkerEvent], None]) -> None:
@@ -54,12 +54,12 @@ class GpuWorker:
         self._lost = asyncio.Event()
         self._is_hung = False
         self._early: list[LinkEvent] | None = None
-        """Events from before the GPUs are known; None once they are."""
+        """Events received before the GPUs are known; None afterwards."""
         self._heartbeat_mono_s: float | None = None
         self.trouble: str | None = "the GPU worker has not started yet"
         self.num_restarts = 0
         self.has_taken_over = False
-        """Whether the worker held the leases of the previous daemon for this one."""
+        """Whether the worker has kept the previous daemon's leases for this one."""
         self._token = ""
 
     @property
@@ -69,7 +69,7 @@ class GpuWorker:
 
     @property
     def welcome(self) -> Welcome | None:
-        """What the worker has said of itself: process ids, and what its driver lacks; None without a worker."""
+        """What the worker reported at its start: process ids, and what its driver lacks; None without a worker."""
         return self._link.welcome if self._link is not None and self.is_alive else None
 
     @property
@@ -80,7 +80,7 @@ class GpuWorker:
     async def start(self, token: str = "") -> None:
         """Start a worker and its supervision; returns when the first worker is ready or has failed to start.
 
-        `token` is the hand-over token that the previous daemon left; with it the worker's held leases are taken over.
+        `token` is the previous daemon's hand-over token, which takes over the leases that the worker has kept.
         """
         self._token = token
         await self._start_process()
@@ -88,7 +88,7 @@ class GpuWorker:
         self._supervision = asyncio.create_task(self._supervise(), name="worker supervision")
 
     def announce_shutdown(self) -> None:
-        """Mark later restores as part of the daemon's shutdown: `restore_policy = "keep"` exempts some GPUs then."""
+        """Mark later restores as part of the shutdown, from which `restore_policy = "keep"` exempts some GPUs."""
         self._is_shutting_down = True
 
     async def close(self) -> None:
@@ -100,7 +100,7 @@ class GpuWorker:
         await self._end_process()
 
     async def do(self, command: Command[ReplyT], pidfds: Sequence[int] = ()) -> ReplyT:
-        """Have the worker execute a command; a restore that fails is left to the next worker."""
+        """Have the worker execute a command; the next worker repeats a restore that fails."""
         wanted: Command[Any] = command
         if isinstance(wanted, Restore) and self._is_shutting_down:
             command = cast("Command[ReplyT]", replace(wanted, is_daemon_ending=True))
@@ -187,7 +187,7 @@ class GpuWorker:
         await self._process.end(_HUNG_LIMIT_S if self._is_hung else _RESTORE_AND_EXIT_LIMIT_S)
 
     def _handle(self, event: LinkEvent) -> None:
-        """Pass an event on: health and settings only once the GPUs themselves are known, the worker's loss once."""
+        """Pass an event on: health and settings once the GPUs are known, the loss of the worker only once."""
         match event:
             case WorkerLost():
                 if not (self._lost.is_set() or self._is_closing):
@@ -222,7 +222,7 @@ class RestartBackoff:
         """Return the delay before the restart of a process that has just been lost.
 
         `was_ready`: the process had finished starting. `is_urgent`: GPUs stay changed until the next process restores
-        them. An urgent restart has no delay, unless several processes in a row were lost before they were ready.
+        them. An urgent restart is not delayed, unless several processes in a row were lost before they were ready.
         """
         if lifetime_s > _RESET_AFTER_S:
             self._delay_s = 0.0

@@ -1,8 +1,8 @@
 """Launching helper processes: GPU worker and policy host as child processes, or as systemd units to connect to.
 
-The rest of the daemon uses the worker's link and the policy host's channel and does not depend on which of the two
-applies. The daemon ends its children. A unit ends when its connection is closed; if it hangs, its watchdog or guard
-process kills it.
+The rest of the daemon uses the worker's link and the policy host's channel, and does not know which of the two it is.
+The daemon ends its children. A unit ends when its connection is closed; if it hangs, its watchdog or guard process
+kills it.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ class ChildWorker:
         return f"the GPU worker exited with status {status}; its last log lines give the reason"
 
     async def end(self, limit_s: float) -> None:
-        """Send SIGTERM, then SIGKILL after the limit; the next worker restores what a killed one left."""
+        """Send SIGTERM, then SIGKILL after the limit; the next worker restores what a killed worker left."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -98,7 +98,7 @@ class WorkerUnit:
         """Do nothing: connecting to the socket starts the unit."""
 
     async def wait(self) -> str:
-        """Wait forever: the end of the unit shows only as the end of the link."""
+        """Wait forever, since the end of the unit is seen only as the end of the link."""
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -211,7 +211,7 @@ def process_launchers(settings: Settings, start_child: StartChild = asyncio.crea
         case Processes.CHILDREN:
             limit_bytes = settings.policy_memory_limit_bytes
             return ProcessLaunchers(
-                # A worker whose daemon is killed before it has started would not see its parent change.
+                # If the daemon were killed while the worker starts, the worker would not see its parent change.
                 ChildWorker(
                     [*worker_command(settings), "--exit-with-daemon", "--parent-pid", str(os.getpid())],
                     settings.journal_path,
@@ -224,7 +224,7 @@ def process_launchers(settings: Settings, start_child: StartChild = asyncio.crea
 
 
 def worker_command(settings: Settings) -> list[str]:
-    """Return the GPU worker's command line; the worker gets all its settings from it."""
+    """Return the GPU worker's command line, which contains all its settings."""
     command = [sys.executable, "-I", "-m", "gpuenergyd.gpu.worker.main"]
     command += ["--link", str(settings.worker_link_path), "--journal", str(settings.journal_path)]
     command += ["--driver", settings.driver, "--sample-period-s", f"{settings.sample_period_s:g}"]

@@ -1,4 +1,4 @@
-"""Installed policies: list them and load one by name, through entry points only."""
+"""Installed policies, found through entry points: lists them, and loads one by name."""
 
 import importlib
 import inspect
@@ -86,7 +86,7 @@ def policy_options(name: str) -> tuple[str, dict[str, str]]:
 
 
 def with_default_options(name: str, defaults: Mapping[str, Mapping[str, object]]) -> str:
-    """Return the name of a policy with its options: those after the name, else those in `defaults`.
+    """Return the name of a policy with its options: those given after the name, else those in `defaults`.
 
     Raises:
         UnknownPolicyError: the options after the name are malformed.
@@ -101,9 +101,9 @@ def with_default_options(name: str, defaults: Mapping[str, Mapping[str, object]]
 
 
 class PolicyNames:
-    """Names of the installed policies; an unknown one is searched for again, at most every five seconds.
+    """Names of the installed policies; an unknown name triggers a new search, at most every five seconds.
 
-    So a policy that is installed while the daemon runs is found; the search takes too long for every request.
+    This finds policies that are installed while the daemon runs, without a slow search at every request.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class PolicyNames:
 
 
 def is_shipped(name: str) -> bool:
-    """Return whether a policy comes with this project, and only with it."""
+    """Return whether this project, and no other distribution, provides a policy."""
     plain, _ = policy_options(name)
     return {_distribution(point) for point in entry_points(group=POLICY_GROUP, name=plain)} == {_OWN_DISTRIBUTION}
 
@@ -187,7 +187,7 @@ def _loaded(name: str, group: str) -> Any:
         plugin = point.load()
     except ModuleNotFoundError as failure:
         if not f"{point.module}.".startswith(f"{failure.name}."):
-            raise  # a module that the policy imports
+            raise  # the policy imports a missing module
         note = "if its package was installed while the daemon ran, restart the daemon"
         raise ModuleNotFoundError(f"{failure}; {note}", name=failure.name) from None
     if (error := _missing_method(point, plugin)) is not None:
@@ -206,7 +206,7 @@ def _loaded(name: str, group: str) -> Any:
 
 
 def _missing_method(point: EntryPoint, plugin: object) -> str | None:
-    """Return what is missing from a class that is to be a policy; None for other plugins and for functions."""
+    """Return the error text if a policy class lacks its method; None for other plugins and for functions."""
     method = _METHODS.get(point.group)
     if method is None or not isinstance(plugin, type) or callable(getattr(plugin, method, None)):
         return None

@@ -1,4 +1,4 @@
-"""Client of the policy host: send a request, wait for a limited time, restart a host that fails."""
+"""Client of the policy host: sends a request, waits for a limited time, and restarts a host that fails."""
 
 import asyncio
 import logging
@@ -21,14 +21,15 @@ from gpuenergyd.wire.daemon_codec import decode, encode
 log = logging.getLogger(__name__)
 
 _MAX_WAIT_RATIO = 40.0
-"""The longest wait for an answer, as a multiple of its time limit, however busy the host is."""
+"""Longest wait for an answer, however busy the host is, as a multiple of the time limit."""
 _SHORTEST_WAIT_S = 0.05
 
 _TIME_LIMIT_S = 30.0
-"""Time limit of a request, after which the policy host is restarted and the job runs at full speed. Time that the host
-waits for a CPU does not count: on a busy host the job runs at full speed meanwhile, and is planned later."""
+"""Time limit of a request, after which the policy host is restarted and the job runs at full speed. Time that the
+process waits for a CPU is not included: on a busy host the plan comes late, and until then the job runs at full speed.
+"""
 _TIME_LIMIT_PER_INSTRUCTION_S = 0.004
-"""Added to either time limit: a plan of 64 stages x 512 microbatches may take minutes of CPU."""
+"""Added to both time limits per instruction: a plan of 64 stages x 512 microbatches may take minutes of CPU time."""
 _FIRST_TIME_LIMIT_S = 120.0
 """Time limit of the first request to a host, which includes imports and compilation."""
 
@@ -58,13 +59,13 @@ class PolicyClient:
         self._next_request_id = 1
         self._has_answered = False
         self._unit_pid: int | None = None
-        """Process id of the host by its last answer: the only source for the host of a systemd unit."""
+        """Process id of the host from its last answer, the only source if the host is a systemd unit."""
         self._sent: dict[str, ViewSender] = {}
         self._loaded: set[str] = set()
         self._is_closed = False
         self.num_restarts = 0
         self.activity: str | None = None
-        """What the host does before it answers, such as compiling; None while there is nothing to report."""
+        """What delays the host's answer, such as compiling; None if nothing does."""
         self.trouble: str | None = None
         """A lasting problem of the present host that makes plans late."""
 
@@ -83,23 +84,23 @@ class PolicyClient:
 
     async def preload(self, policy: str) -> str | None:
         """Have the host import a policy before its first request, once per host; return why that failed."""
-        plain, _ = policy_options(policy)  # users choose options, installed names are few
+        plain, _ = policy_options(policy)  # without options: users can choose any, but installed names are few
         if plain in self._loaded:
             return None
         self._loaded.add(plain)
         return (await self._send(PlanRequest(0, "", policy))).error
 
     async def check(self, policy: str) -> str | None:
-        """Have the host make an instance of a policy with its options; return why that failed."""
+        """Have the host create a policy with its options; return why that failed, or None."""
         return (await self._send(PlanRequest(0, "", policy))).error
 
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan | PolicyFailure:
-        """Return the policy's plan, or a failure; an exception in the policy is a failure, too."""
+        """Return the policy's plan, or a failure, for example after an exception in the policy."""
         answer = await self._send(PlanRequest(0, job_id, policy), view)
         return answer.plan or PolicyFailure(answer.error or "the policy returned no plan")
 
     async def fitted(self, job_id: str, policy: str, view: JobView) -> FittedPipeline | PolicyFailure:
-        """Return what the policy has fitted to a job, or a failure."""
+        """Return the model that the policy has fitted to a job, or a failure."""
         answer = await self._send(PlanRequest(0, job_id, policy, is_fit=True), view)
         return answer.fitted or PolicyFailure(answer.error or "the policy returned no profile")
 
@@ -128,7 +129,7 @@ class PolicyClient:
         await self._kill()
 
     async def _send(self, request: PlanRequest, view: JobView | None = None) -> PlanAnswer:
-        """Send a request, whose id and encoded view are set here; return the answer, with an error after a failure."""
+        """Send a request with its id and encoded view; return the answer, which holds an error after a failure."""
         policy = request.policy
         async with self._lock:
             if self._is_closed:
@@ -154,7 +155,7 @@ class PolicyClient:
     async def _answer_within(
         self, limit_s: float, host: PolicyChannel, exchange: Coroutine[None, None, PlanAnswer]
     ) -> PlanAnswer:
-        """Return the answer, or raise TimeoutError if the host has had the CPU, or slept, for too long without it."""
+        """Return the answer, or raise TimeoutError if the host process has run, or slept, for too long without it."""
         task = asyncio.ensure_future(exchange)
         silence = Silence(host.pid or self._unit_pid, _MAX_WAIT_RATIO)
         try:

@@ -1,4 +1,4 @@
-"""The policy host process: runs policies, reads requests and writes answers as JSON lines; may be killed any time.
+"""The policy host process: runs policies, reads requests and writes answers as JSON lines; may be killed at any time.
 
 It has no socket, no driver handle and no database connection, so a faulty plugin can only waste the time and memory
 granted to this process.
@@ -46,19 +46,19 @@ THREAD_COUNT_VARIABLES = (
     "NUMEXPR_NUM_THREADS",
     "NUMBA_NUM_THREADS",
 )
-"""Each set to 1: policies share the CPUs with the training and may use one core."""
+"""Each is set to 1, since policies share the CPUs with the training and may use one core."""
 _PR_SET_PDEATHSIG = 1
 _OWN_FOLDER = os.path.dirname(gpuenergyd.__file__) + os.sep  # noqa: PTH120  compared with the names in tracebacks
 _LIBRARIES = ("importlib", "numpy", "scipy", "numba", "sklearn")
-"""Folders of code that policies call: an exception in it is reported at the policy's line."""
+"""Folders of libraries that policies call; an exception in them is reported at the policy's line."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """One request: a job's next plan or fitted profile, a target, a forecast, shares of a power budget, or a discard.
+    """A request for a job's next plan or fitted profile, a target, a forecast or power shares, or to discard a job.
 
-    `target`, `forecast` or `power` set: answer that query; the job's policy is unchanged. `view` set: the next plan.
-    None of them: discard the job's policy, and import `policy` if it is named.
+    With `target`, `forecast` or `power`: answer that query, without changing the job's policy. With `view`: return the
+    next plan. With none of them: discard the job's policy, and import `policy` if it is named.
     """
 
     request_id: int
@@ -69,7 +69,7 @@ class PlanRequest:
     forecast: ForecastQuery | None = None
     power: PowerQuery | None = None
     is_fit: bool = False
-    """Whether what the policy has fitted to the view is asked for, instead of a plan."""
+    """Whether the request is for the policy's fitted profile instead of a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class PlanAnswer:
     power: PowerReply | None = None
     fitted: FittedPipeline | None = None
     activity: str | None = None
-    """What the host does first, for instance compiling; the answer itself follows."""
+    """What delays the answer, for instance compiling; the answer itself follows."""
     trouble: str | None = None
     """A lasting problem of the host that makes plans late; None if there is none."""
 
@@ -94,12 +94,12 @@ class PolicyHost:
     """Holds one policy instance per job and answers requests."""
 
     def __init__(self, announce: Callable[[str], None] = lambda _activity: None) -> None:
-        """Take where to send what a request waits for."""
+        """`announce` is called with what delays an answer."""
         self._announce = announce
         self.trouble: str | None = None
-        """A lasting problem that a policy has found when it prepared this process."""
+        """A lasting problem that a policy found when it prepared this process."""
         self._policies: dict[str, tuple[str, ClockPolicy]] = {}
-        """By job, the name of its policy and the instance: operators may give a running job another one."""
+        """By job, the name and instance of its policy, which operators may replace while the job runs."""
         self._targets: dict[tuple[str, str], TargetPolicy] = {}
         self._power_targets: dict[str, PowerTargetPolicy] = {}
         self._received: dict[str, ViewReceiver] = {}
@@ -194,7 +194,7 @@ def _in_one_line(error: Exception) -> str:
 
 
 def _shortened(text: str) -> str:
-    """Return a text as the daemon accepts it: a longer one would end this process."""
+    """Return a text cut to the length that the daemon accepts; a longer one would end this process."""
     return text if len(text) <= MAX_STRING_CHARS else f"{text[: MAX_STRING_CHARS - 3]}..."
 
 
@@ -231,13 +231,13 @@ def main() -> None:
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     for variable in THREAD_COUNT_VARIABLES:
-        os.environ.setdefault(variable, "1")  # before a policy imports a library that reads them
+        os.environ.setdefault(variable, "1")  # set before a policy imports a library that reads them
     if len(sys.argv) > 1 and (limit_bytes := int(sys.argv[1])) > 0:
         resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
     configure_logging("gpuenergyd-policy", logging.WARNING)
     requests = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
-    # A policy must not touch the channel: its prints go to standard error, its standard input is empty.
+    # A policy must not use the channel, so its prints go to standard error and its standard input is empty.
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(2, 1)

@@ -2,9 +2,9 @@
 
     python -I -m gpuenergyd.daemon.processes.policy_unit MEMORY_LIMIT_BYTES
 
-Standard input is the connection (`Accept=yes`, `StandardInput=socket`). Only the daemon can have opened it: the socket
-file is accessible to the daemon's user alone. A policy in an endless loop in C code does not notice the end of its
-connection, so it runs in a child process that this one kills.
+Standard input is the connection (`Accept=yes`, `StandardInput=socket`). Only the daemon can have opened it, because the
+socket file is accessible to the daemon's user alone. A policy in an endless loop in C code does not notice the end of
+its connection, so the host runs in a child process that this process kills.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Power queries to the policy host: a budget to divide among jobs, whose frontiers only their clock policies have."""
+"""Power queries to the policy host, which divides a budget among jobs by the frontiers that their policies know."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ def answer_power(
 
 
 def _with_frontier(job: PowerJobView, policy: ClockPolicy | None, view: JobView | None) -> PowerJobView:
-    """Return a job with its frontier, or without one if its policy raises: other jobs are not affected."""
+    """Return a job with its frontier, or without one if its policy raises, so that other jobs are not affected."""
     if not job.can_follow or view is None:
         return job
     known: Callable[[JobView], tuple[FrontierPoint, ...]] | None = getattr(policy, "power_frontier", None)

@@ -1,8 +1,8 @@
-"""Incremental encoding of a job's view: only the parts that the policy host does not have yet are sent.
+"""Incremental encoding of a job's view, which sends only what the policy host does not have yet.
 
 A view holds hundreds of observations, of which one is new per iteration. Encoding all of them would block the event
-loop for tens of milliseconds, and clock requests with it. So both sides number the observations and plans: the sender
-lists the numbers that the view consists of and attaches the items it has not sent before.
+loop, and with it clock requests, for tens of milliseconds. So both sides number the observations and plans: the sender
+lists the numbers of the view's items and attaches those items that it has not sent before.
 """
 
 from collections.abc import Iterable
@@ -40,7 +40,7 @@ class ViewDifference:
 
 @dataclass(slots=True)
 class _Numbered(Generic[T]):
-    """Items by identity, each with the number it was sent under; holds them, so that no `id()` is reused."""
+    """Items by identity, each with the number it was sent under; keeps them alive, so that no `id()` is reused."""
 
     known: dict[int, tuple[T, int]] = field(default_factory=dict)
     next_number: int = 0
@@ -73,7 +73,7 @@ class ViewSender:
     _past_jobs: tuple[PastJob, ...] = ()
 
     def difference(self, view: JobView) -> ViewDifference:
-        """Return the difference to the views sent before, and record it as sent."""
+        """Return what is new compared with the views sent before, and record it as sent."""
         observation_numbers, new_observations = self._observations.number(view.observations)
         plan_numbers, new_plans = self._plans.number(view.issued_plans)
         has_schedule = view.schedule is not self._schedule

@@ -19,7 +19,7 @@ _BACKLOG = 256
 
 @dataclass(slots=True)
 class InstanceLock:
-    """An exclusive file lock that the daemon of a runtime directory holds while it runs."""
+    """An exclusive file lock that a daemon holds on its runtime directory while it runs."""
 
     path: Path
     _fd: int = field(default=-1)
@@ -51,7 +51,7 @@ class InstanceLock:
         return self
 
     def release(self) -> None:
-        """Release the lock and leave the file: removing it could remove the lock of another daemon."""
+        """Release the lock but keep the file, since removing it could remove another daemon's lock."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -92,14 +92,14 @@ def listen(path: Path, kind: socket.SocketKind, *, group: str | None, backlog: i
     """Return a listening, non-blocking socket at `path`, mode 0660, group `group`. The caller holds the instance lock.
 
     Raises:
-        GpuEnergyError: the path is in use or is no socket, or the socket cannot be created.
+        GpuEnergyError: the path is in use or not a socket, or the socket cannot be created.
         UsageError: the group does not exist.
     """
     gid = _group_id(group)
     _clear_stale(path, kind)
     listener = socket.socket(socket.AF_UNIX, kind)
     try:
-        # Connecting is impossible between bind and listen, so the mode is set before the first connection.
+        # Nobody can connect between bind and listen, so the mode is set before the first connection.
         listener.bind(str(path))
         path.chmod(0o660)
         if gid is not None:
@@ -113,7 +113,7 @@ def listen(path: Path, kind: socket.SocketKind, *, group: str | None, backlog: i
 
 
 def _require_own_folder(folder: Path) -> None:
-    """Check that no other user can replace files in a directory; one under /tmp may belong to anybody."""
+    """Check that no other user can replace files in a directory; a directory under /tmp may be anyone's."""
     found = folder.stat(follow_symlinks=False)
     if not stat.S_ISDIR(found.st_mode):
         raise GpuEnergyError(f"{folder} is not a directory")

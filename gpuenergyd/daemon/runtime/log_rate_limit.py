@@ -22,7 +22,7 @@ class _Kind:
 
 
 class LogRateLimit(logging.Filter):
-    """Passes the first lines of each kind per period; a kind is a place in the code and an exception type.
+    """Passes the first lines of each kind per period, where a kind is a place in the code and an exception type.
 
     The daemon's INFO lines, one per change of state, always pass.
     """

@@ -50,12 +50,12 @@ def is_host_root(peer: PeerCredentials) -> bool:
 
 
 def is_in_our_namespaces(peer: PeerCredentials) -> bool:
-    """Return whether the peer shares the user and pid namespaces of this daemon (it runs in no container)."""
+    """Return whether the peer shares the user and pid namespaces of this daemon, so is not in a container."""
     return peer.pid > 0 and namespaces_of(peer.pid) == _our_namespaces()
 
 
 def namespaces_of(pid: int) -> tuple[bytes, int] | None:
-    """Return the uid map and pid namespace depth of a process, None when they cannot be read."""
+    """Return the uid map and pid namespace depth of a process; None if they cannot be read."""
     process = Path(f"/proc/{pid}")
     try:
         # /proc/PID/ns of another user's process is unreadable; these files are readable.
@@ -65,7 +65,7 @@ def namespaces_of(pid: int) -> tuple[bytes, int] | None:
 
 
 def is_unmapped(peer: PeerCredentials) -> bool:
-    """Return whether the uid is the overflow uid: the kernel shows it for users outside our user namespace."""
+    """Return whether the uid is the overflow uid, which the kernel shows for users outside our user namespace."""
     return peer.uid == _overflow_uid() and _our_namespaces()[0].split() != _IDENTITY_UID_MAP
 
 
@@ -76,7 +76,7 @@ def open_pidfd(connection: socket.socket | TransportSocket, peer: PeerCredential
         JobError: the process has ended, or is in a pid namespace that this daemon cannot see.
     """
     try:
-        # The kernel returns a handle of the process that connected: pid reuse cannot confuse it.
+        # The kernel returns a handle of the process that connected, even if its pid has been reused.
         return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError as error:
         if error.errno == errno.ENOPROTOOPT:
@@ -88,8 +88,8 @@ def open_pidfd(connection: socket.socket | TransportSocket, peer: PeerCredential
 def open_pidfd_by_number(peer: PeerCredentials) -> int:
     """Return a pidfd of the process that has the peer's pid now; the fallback for kernels before 6.5.
 
-    The pid may have been reused since the peer connected. A process that started during this call or that runs as
-    another user is recognised and refused; one of the same user that started earlier is not recognised.
+    The pid may have been reused since the peer connected. A process that started during this call, or that runs as
+    another user, is detected and refused; a process of the same user that started earlier is not detected.
 
     Raises:
         JobError: the process has ended, or is in a pid namespace that this daemon cannot see.

@@ -1,4 +1,4 @@
-"""Exit status or signal of an ended process that is not a child of the daemon, as far as the kernel tells."""
+"""Exit status or signal of an ended process that is not a child of the daemon, if the kernel provides it."""
 
 import errno
 import fcntl
@@ -11,11 +11,11 @@ _INFO = struct.Struct("=QQ11Ii")
 """`struct pidfd_info`: mask, cgroup, eleven ids, exit code."""
 _WANTS_EXIT = 1 << 3
 _GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
-"""`PIDFD_GET_INFO`; since Linux 6.15 it tells the end of a process that its parent has waited for."""
+"""`PIDFD_GET_INFO`; since Linux 6.15 it returns the exit status of a process that its parent has waited for."""
 _EXIT_CODE_FIELD = 49
 """Number of the exit code among the fields of /proc/PID/stat that follow the name."""
 _AFTER_ANOTHER = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGABRT}
-"""Signals that launchers send to the other ranks once one has failed, and that libraries raise when a peer is gone."""
+"""Signals that launchers send to the other ranks once one has failed, or that libraries raise if a peer is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +23,15 @@ class ProcessEnd:
     """The end of a process."""
 
     text: str
-    """What it did, as in: process 12 was killed by SIGKILL; empty if that is not known."""
+    """How it ended, as a predicate such as "was killed by SIGKILL"; empty if unknown."""
     is_failure: bool
-    """Whether it was killed, or exited with another status than 0."""
+    """Whether it was killed, or exited with a status other than 0."""
     is_cause: bool = False
-    """Whether the end of another process of its job cannot be the reason: it crashed, or was killed by SIGKILL."""
+    """Whether no other process's end can be the reason, because a signal such as SIGSEGV or SIGKILL ended it."""
 
 
 def process_end(pid: int, pidfd: int) -> ProcessEnd:
-    """Return how a process ended whose pidfd says that it has."""
+    """Return how an ended process ended."""
     status = _zombie_status(pid)
     if status is None:
         status = _reaped_status(pidfd)
@@ -45,9 +45,9 @@ def process_end(pid: int, pidfd: int) -> ProcessEnd:
 
 
 def _zombie_status(pid: int) -> int | None:
-    """Return the wait status of a process that its parent has not waited for; None for any other.
+    """Return the wait status of a process that its parent has not waited for; None for any other process.
 
-    A status of 0 is None, too: that is what the kernel shows to those who may not know.
+    A status of 0 also gives None, because the kernel shows 0 to processes without permission.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as stat:  # noqa: PTH123  as in process_identity
@@ -58,7 +58,7 @@ def _zombie_status(pid: int) -> int | None:
 
 
 def _reaped_status(pidfd: int) -> int | None:
-    """Return the wait status of a process that its parent has waited for; None where the kernel does not tell."""
+    """Return the wait status of a process that its parent has waited for; None if the kernel does not provide it."""
     request = bytearray(_INFO.pack(_WANTS_EXIT, *(0,) * 13))
     try:
         fcntl.ioctl(pidfd, _GET_INFO, request)

@@ -1,4 +1,4 @@
-"""Reads that concurrent requests share: one at a time per key, whatever the number of requests."""
+"""Reads shared by concurrent requests: one at a time per key, whatever the number of requests."""
 
 import asyncio
 import time
@@ -12,12 +12,12 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class SharedReads(Generic[T]):
-    """Reads a value by key; a request joins the read that has not begun yet, so that it sees every earlier change."""
+    """Reads a value by key; a request joins the next read that has not begun, so that it sees every earlier change."""
 
     read: Callable[[str], Awaitable[T]]
     monotonic_s: Callable[[], float] = time.monotonic
     _last: dict[str, tuple[T, float]] = field(default_factory=dict)
-    """The values that were read last, and when they began to be."""
+    """By key, the last value read, and when that read began."""
     _num_changes: int = 0
     _waiting: dict[str, asyncio.Task[T]] = field(default_factory=dict)
     _running: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
@@ -31,7 +31,7 @@ class SharedReads(Generic[T]):
         return await asyncio.shield(task)
 
     async def recent_value(self, key: str, max_age_s: float) -> T:
-        """Return a value read at most this long ago and after every change that was declared, or read after this call.
+        """Return a value read at most `max_age_s` ago and after the last declared change, else read it now.
 
         Raises what the read raises.
         """
@@ -41,7 +41,7 @@ class SharedReads(Generic[T]):
         return await self.value(key)
 
     def declare_change(self) -> None:
-        """Use no value that was read before this call."""
+        """Discard all values read before this call."""
         self._last.clear()
         self._num_changes += 1
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 _NS_PER_S = 1_000_000_000
 _SHORTEST_SLEEP_S = 0.5
-"""A smaller difference comes from reading the two clocks one after the other."""
+"""A smaller difference is due to reading the two clocks one after the other."""
 
 
 def boottime_ns() -> int:

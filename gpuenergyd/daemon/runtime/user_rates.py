@@ -1,4 +1,4 @@
-"""Rate per user at which something may happen, as a token bucket for each uid."""
+"""Rate limits per user, with a token bucket for each uid."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ class _Bucket:
 
 @dataclass(slots=True)
 class UserRates:
-    """One bucket per uid, which is full at first: `capacity` may happen at once, and `rate_per_s` in the long run."""
+    """One bucket per uid, full at first: permits `capacity` events at once, and `rate_per_s` in the long run."""
 
     rate_per_s: float
     capacity: float
@@ -23,7 +23,7 @@ class UserRates:
     _buckets: dict[int, _Bucket] = field(default_factory=dict)
 
     def wait_s(self, uid: int) -> float:
-        """Return the time until `count` is permitted, 0 if it is now."""
+        """Return the time until the next event is permitted; 0 if it is permitted now."""
         return max(0.0, (1.0 - self._filled(uid).tokens) / self.rate_per_s)
 
     def count(self, uid: int) -> None:

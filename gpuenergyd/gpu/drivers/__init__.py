@@ -1,1 +1,1 @@
-"""GPU drivers: NVML and the simulated one."""
+"""GPU drivers: NVML, and an administrator's commands."""

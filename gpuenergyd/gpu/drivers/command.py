@@ -1,7 +1,7 @@
-"""Command driver: reads GPUs by another driver, and changes them by programs that an administrator provides.
+"""Command driver: reads GPUs through another driver, and changes them with programs that an administrator provides.
 
-For sites where the GPU worker has no privilege, but may run a few whitelisted programs, for instance by sudo rules. The
-commands file is TOML; each command is a list of arguments without a shell, in which `{gpu_uuid}`, `{index}`,
+It is for sites where the GPU worker has no privileges but may run a few permitted programs, for instance by sudo rules.
+The commands file is TOML; each command is a list of arguments, run without a shell, in which `{gpu_uuid}`, `{index}`,
 `{sm_clock_mhz}` and `{power_limit_w}` are replaced:
 
     lock = ["/usr/bin/sudo", "-n", "/usr/local/sbin/gpu-lock", "{gpu_uuid}", "{sm_clock_mhz}"]
@@ -9,12 +9,12 @@ commands file is TOML; each command is a list of arguments without a shell, in w
     limit = ["/usr/bin/sudo", "-n", "/usr/local/sbin/gpu-limit", "{gpu_uuid}", "{power_limit_w}"]
     timeout_s = 5.0
 
-Theory of operation. A command is trusted with nothing. It runs under `timeout` in a session of its own, so that it ends
-even if this process is killed. It inherits a lock of its GPU: a process that restores the GPU afterwards waits until a
-command that was under way has ended, and is the last to set it. Its effect is read back. A lock that fails, hangs or
-has no effect is rolled back by `reset`, a limit by the one before. A reset without effect is an error: the restore
-journal keeps its entry, and the restore is tried again. An idle GPU shows no effect: there the journal keeps the entry
-as unconfirmed until the GPU has been seen above the lock.
+Theory of operation. Commands are not trusted. Each runs under `timeout` in its own session, so that it ends even if
+this process is killed. It inherits a file lock for its GPU: a process that restores the GPU afterwards waits until a
+running command has ended, and so is the last to change the GPU. The effect is read back. A clock lock that fails, hangs
+or has no effect is rolled back by `reset`, a power limit by setting the previous one. A reset without effect is an
+error: the restore journal keeps its entry, and the restore is repeated. An idle GPU does not show the effect, so its
+entry stays in the journal as unconfirmed until the GPU has been seen above the lock.
 """
 
 import os
@@ -48,7 +48,7 @@ _COMMANDS = ("lock", "reset", "limit")
 _MAX_TIMEOUT_S = 60.0
 _KILL_AFTER_S = 1.0
 _RETURN_LIMIT_S = 2.0
-"""Time beyond that of `timeout` for the process to be reaped."""
+"""Extra time, after the limit of `timeout`, for the process to be reaped."""
 _VERIFY_LIMIT_S = 2.0
 """Clocks take up to about a second to settle."""
 _VERIFY_PAUSE_S = 0.005
@@ -59,7 +59,7 @@ _MAX_ERROR_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """The content of a commands file; a missing command cannot be used."""
+    """The content of a commands file; an empty command is not available."""
 
     lock: tuple[str, ...] = ()
     reset: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class Commands:
     timeout_s: float = 5.0
     reader: str = "nvml"
     world: str | None = None
-    """The file of the reader: with `simulated`, that of the simulated GPUs."""
+    """Path of the file that the reading driver needs; for `simulated`, the file that describes the simulated GPUs."""
 
 
 def read_commands(path: Path) -> Commands:
@@ -110,7 +110,7 @@ def _command(path: Path, name: str, value: Any) -> tuple[str, ...]:
     program = Path(value[0])
     if not program.is_absolute():
         raise DriverError(f"{path}: {name}: {value[0]!r} must be an absolute path")
-    for part in value:  # with sudo, the program that is run is an argument
+    for part in value:  # with sudo, the actual program is an argument
         if part.startswith("/") and (part == value[0] or Path(part).is_file()):
             try:
                 _require_trusted(Path(part), f"{path}: {name}: {part}")
@@ -122,10 +122,10 @@ def _command(path: Path, name: str, value: Any) -> tuple[str, ...]:
 
 
 def _require_trusted(path: Path, where: str) -> None:
-    """Check that a file belongs to root or this user, and can be written by nobody else.
+    """Check that a file belongs to root or this user, and that nobody else can write it.
 
     Raises:
-        DriverError: it does not, or can.
+        DriverError: the file is not trusted.
         OSError: there is no such file.
     """
     status = path.stat()
@@ -149,7 +149,7 @@ class CommandHost:
 
     @classmethod
     def open(cls, path: Path | None) -> Self:
-        """Open the reader that a commands file names.
+        """Open the reading driver that a commands file names.
 
         Raises:
             UsageError: there is no path.
@@ -169,7 +169,7 @@ class CommandHost:
         return self._reader.identities()
 
     def observe_only_reasons(self) -> Mapping[str, str]:
-        """Return the GPUs that must not be controlled: all, without any command."""
+        """Return the GPUs that must not be controlled with the reasons: all GPUs if there is no command."""
         reasons = dict(self._reader.observe_only_reasons())
         if not (self._commands.lock or self._commands.limit):
             for identity in self.identities():
@@ -218,7 +218,7 @@ class CommandHost:
         """Lock the SM clock; a command that fails or has no effect is rolled back.
 
         Raises:
-            GpuPermissionError, GpuUnsupportedError, DriverError: as named; the GPU has no lock, or that failed too.
+            GpuPermissionError, GpuUnsupportedError, DriverError: it failed, and so the lock was removed if possible.
         """
         clocks = self._identity(gpu_uuid).supported_sm_clocks_mhz
         if sm_clock_mhz not in clocks:
@@ -254,10 +254,10 @@ class CommandHost:
             del self._locked_mhz[gpu_uuid]
 
     def _require_raised(self, name: str, gpu_uuid: str, locked_mhz: int) -> bool:
-        """Wait for a busy GPU to leave a clock; return whether it runs above it, which an idle one does not show.
+        """Wait for a busy GPU to leave a clock; return whether it runs above it, False for an idle GPU.
 
         Raises:
-            DriverError: it stays there, without any other reason that the driver names.
+            DriverError: it stays at that clock, and the driver names no other reason for it.
         """
         if not self._is_busy(gpu_uuid):
             return False
@@ -279,7 +279,7 @@ class CommandHost:
         """Set the power limit; a command that fails or has no effect is rolled back.
 
         Raises:
-            GpuPermissionError, GpuUnsupportedError, DriverError: as named; the limit is as before, or that failed too.
+            GpuPermissionError, GpuUnsupportedError, DriverError: it failed, and the old limit was set if possible.
         """
         details = self.details(gpu_uuid)
         low_w, high_w = details.min_power_limit_w, details.max_power_limit_w
@@ -302,7 +302,7 @@ class CommandHost:
             raise self._rolled_back(error, roll_back) from None
 
     def request_power_profile(self, gpu_uuid: str, power_profile: int) -> None:
-        """Add a workload power profile by the reader: no command is needed where its driver asks for no privilege."""
+        """Add a workload power profile through the reading driver, which may not need privileges for it."""
         self._reader.request_power_profile(gpu_uuid, power_profile)
 
     def clear_power_profile(self, gpu_uuid: str, power_profile: int) -> None:
@@ -317,7 +317,7 @@ class CommandHost:
 
     @staticmethod
     def _rolled_back(error: GpuEnergyError, roll_back: Callable[[], None]) -> GpuEnergyError:
-        """Roll a change back; return the error with what became of that."""
+        """Roll a change back; return the error, extended by the result of the rollback."""
         try:
             roll_back()
         except GpuEnergyError as second:
@@ -331,14 +331,14 @@ class CommandHost:
         raise GpuUnsupportedError(f"no GPU {gpu_uuid!r}")
 
     def _is_busy(self, gpu_uuid: str) -> bool:
-        """Return whether a process computes on a GPU: an idle one may run at any clock."""
+        """Return whether a process computes on a GPU; an idle GPU may run at any clock."""
         try:
             return bool(self.process_ids(gpu_uuid))
         except GpuEnergyError:
             return False
 
     def _await_clock(self, gpu_uuid: str, is_right: Callable[[int], bool]) -> int | None:
-        """Wait until the clock that is read is right; return the last wrong one, None if it is right or unknown."""
+        """Wait until the clock read back is right; return None then or if it is unknown, else the last wrong clock."""
         until_mono_s = time.monotonic() + _VERIFY_LIMIT_S
         while True:
             clock_mhz = self.read(gpu_uuid).sm_clock_mhz

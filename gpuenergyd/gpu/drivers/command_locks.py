@@ -1,4 +1,4 @@
-"""Locks that keep two commands from changing one GPU at the same time, also after the worker was killed."""
+"""Locks that prevent two commands from changing one GPU at the same time, even after the worker was killed."""
 
 import contextlib
 import fcntl
@@ -17,7 +17,7 @@ _RUN = Path("/run")
 
 @contextlib.contextmanager
 def held_lock(gpu_uuid: str, limit_s: float) -> Iterator[int]:
-    """Lock a GPU for one command, which inherits the lock: it holds until the command ends, not the worker.
+    """Lock a GPU for one command, which inherits the lock, so that it lasts until the command ends.
 
     Raises:
         DriverError: a command is still running after its time limit.
@@ -45,13 +45,13 @@ def held_lock(gpu_uuid: str, limit_s: float) -> Iterator[int]:
 
 
 def lock_folder() -> Path:
-    """Return the folder of the locks, in one that other users cannot write to.
+    """Return the folder for the locks, inside a folder that other users cannot write to.
 
-    It is the runtime directory of a systemd unit, which the unit that restores shares, else that of the user, the same
-    in every environment.
+    The outer folder is the runtime directory of the systemd unit, which the restoring unit shares, else the user's,
+    which does not depend on the environment.
 
     Raises:
-        DriverError: this user has none.
+        DriverError: this user has no such folder.
     """
     uid = os.geteuid()
     user_folder = _RUN / "user" / str(uid)
@@ -64,7 +64,7 @@ def lock_folder() -> Path:
     else:
         try:
             place = Path(pwd.getpwuid(uid).pw_dir) / ".cache"
-        except KeyError:  # as in a container that is given a uid without a name
+        except KeyError:  # for example in a container run with a uid that has no name
             raise DriverError(
                 f"uid {uid} has no home folder for the locks of commands; set RUNTIME_DIRECTORY"
             ) from None

@@ -1,10 +1,10 @@
 """NVML driver: implements GpuController for real GPUs. The only module that imports the NVML binding.
 
-SUCCESS of a clock lock only means that the request was installed. NVML cannot read a lock back, so the worker reads the
-clock instead. A lock is set as (lowest supported, requested): it is a cap, and an idle GPU may still drop below it.
-GPUs are identified by UUID, since handles and indices change when the driver is reloaded; then all are mapped again.
+For a clock lock, SUCCESS only means that the request was accepted. NVML cannot read a lock back, so the worker reads
+the clock instead. A lock is set as (lowest supported, requested): it is a cap, and an idle GPU may still drop below it.
+GPUs are identified by UUID, since handles and indices change when the driver is reloaded; all are then mapped again.
 
-Longer than 400 lines, since only this file calls the library, whose units, errors and lost devices end here.
+Longer than 400 lines, since only this file calls the library, and converts its units, errors and lost devices.
 """
 # The binding creates its error classes and their `value` at run time:
 # pyright: reportAttributeAccessIssue=false
@@ -34,7 +34,7 @@ _FIELD_TOTAL_ENERGY = 83
 _FIELD_INSTANT_POWER = 186
 _REASON_SW_POWER_CAP = 0x4
 _REASON_SET_CLOCKS = 0x2
-"""Clocks set by programs may raise it. Any other reason, one of a newer driver too, may keep the clock down."""
+"""Reason that clocks set by programs can cause. Any other reason, known or not, may keep the clock down."""
 _FIELDS_SMOOTHING = (
     pynvml.NVML_FI_PWR_SMOOTHING_ENABLED,
     pynvml.NVML_FI_PWR_SMOOTHING_ACTIVE_PRESET_PROFILE,
@@ -58,26 +58,26 @@ class _Device:
     unsupported: set[str]
     observe_only_reason: str | None
     memory_clock_mhz: int | None = None
-    """Last reading at full performance."""
+    """Last reading in the full-performance state (P0)."""
     pci_bus_id: str | None = None
-    """By it a GPU is opened without the others."""
+    """Address by which this GPU can be opened without opening the others."""
     failure: str | None = None
-    """Why the GPU cannot be called at all: the binding does not tell its UUID."""
+    """Why the GPU cannot be used at all, because the binding does not return a UUID for it."""
 
 
 @contextlib.contextmanager
 def _typed_errors(what: str) -> Iterator[None]:
-    """Turn what the binding raises beside its own errors, such as for a name that is not UTF-8, into a DriverError."""
+    """Convert exceptions of the binding that are not NVML errors, for example for a non-UTF-8 name, to DriverError."""
     try:
         yield
     except (pynvml.NVMLError, GpuError):
         raise
-    except Exception as error:  # noqa: BLE001 - whatever the binding raises concerns this call alone
+    except Exception as error:  # noqa: BLE001 - any exception of the binding affects this call only
         raise DriverError(f"{what}: the NVML binding failed: {error!r:.200}") from None
 
 
 class NvmlHost:
-    """The GPUs of this host. Reading needs no privilege, changing needs CAP_SYS_ADMIN."""
+    """The GPUs of this host. Reading needs no privileges; changing needs CAP_SYS_ADMIN."""
 
     def __init__(self, *, sleep: Callable[[float], None] = time.sleep) -> None:
         """Open the driver and query the capabilities of every GPU.
@@ -94,9 +94,9 @@ class NvmlHost:
         self._devices: dict[str, _Device] = {}
         self._released: set[str] = set()
         self._events_guard = threading.Lock()
-        """Held while events of GPUs are awaited, which keeps them open."""
+        """Held while waiting for GPU events, which keeps the GPUs open."""
         self._is_events_paused = threading.Event()
-        """Set by a release: a thread that awaits events again and again would never leave the guard to it."""
+        """Set during a release, since a thread that waits for events in a loop would otherwise keep the guard."""
         self._connect()
         if not self._devices:
             raise DriverError("the NVIDIA driver reports no usable GPU; run `nvidia-smi` for details")
@@ -118,12 +118,12 @@ class NvmlHost:
         return {uuid: d.observe_only_reason for uuid, d in self._devices.items() if d.observe_only_reason}
 
     def read(self, gpu_uuid: str) -> GpuReading:
-        """Return a reading; power and energy come from one field query where the driver supports it."""
+        """Return a reading; power and energy come from one field query if the driver supports it."""
         with _typed_errors(f"reading {gpu_uuid}"):
             return self._read(gpu_uuid, *self._power_and_energy(gpu_uuid))
 
     def read_without_energy(self, gpu_uuid: str) -> GpuReading:
-        """Return a reading of all values but the energy, which may take a thousand times longer than all others."""
+        """Return a reading without the energy, which may take a thousand times as long as all other values."""
         with _typed_errors(f"reading {gpu_uuid}"):
             return self._read(gpu_uuid, self._power_mw(gpu_uuid), None)
 
@@ -145,7 +145,7 @@ class NvmlHost:
         )
 
     def read_energy(self, gpu_uuid: str) -> EnergyReading:
-        """Return the energy counter alone, by one call of the driver."""
+        """Return only the energy counter, with one driver call if possible."""
         with _typed_errors(f"reading the energy of {gpu_uuid}"):
             called_ns, cpu_ns = time.monotonic_ns(), time.thread_time_ns()
             energy_mj = self._ask(gpu_uuid, "nvmlDeviceGetTotalEnergyConsumption")
@@ -156,7 +156,7 @@ class NvmlHost:
         return EnergyReading((called_ns + returned_ns) // 2, returned_ns - called_ns, energy_j, cpu_ns)
 
     def details(self, gpu_uuid: str) -> GpuDetails:
-        """Return power limits, clocks that programs set, modes, power profiles and smoothing, and the PCI address."""
+        """Return power limits, application clocks, modes, power profiles and smoothing, and the PCI address."""
         with _typed_errors(f"reading the settings of {gpu_uuid}"):
             return self._details(gpu_uuid)
 
@@ -187,7 +187,7 @@ class NvmlHost:
         )
 
     def _memory_clock_mhz(self, gpu_uuid: str) -> int | None:
-        """Return the memory clock at full performance, the last one if the GPU has another state now."""
+        """Return the memory clock in the full-performance state, or its last value if the GPU is in another state."""
         device = self._device(gpu_uuid)
         before = self._ask(gpu_uuid, "nvmlDeviceGetPerformanceState")
         clock_mhz = self._ask(gpu_uuid, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM)
@@ -196,7 +196,7 @@ class NvmlHost:
         return device.memory_clock_mhz
 
     def _power_smoothing(self, gpu_uuid: str) -> tuple[int | None, ...]:
-        """Return switch, profile, floor and secondary floor in W of power smoothing; None where there is none."""
+        """Return power smoothing's switch, profile, floor and secondary floor in W; None for what is unsupported."""
         name = "power smoothing"
         device = self._device(gpu_uuid)
         if name in device.unsupported:
@@ -210,19 +210,19 @@ class NvmlHost:
         return found
 
     def _power_profiles(self, gpu_uuid: str) -> Any:
-        """Return the masks of valid, requested and enforced workload power profiles; None where there are none."""
+        """Return the masks of valid, requested and enforced workload power profiles; None if unsupported."""
         profiles = pynvml.c_nvmlWorkloadPowerProfileCurrentProfiles_v1_t()
         is_known = self._ask(gpu_uuid, _CURRENT_PROFILES, ctypes.byref(profiles)) is not None
         return profiles if is_known else None
 
     def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
-        """Return the host pids of the processes that compute on the GPU; none where the driver does not report them."""
+        """Return the host pids of processes that compute on the GPU; empty if the driver does not report them."""
         with _typed_errors(f"listing the processes on {gpu_uuid}"):
             processes = self._ask(gpu_uuid, "nvmlDeviceGetComputeRunningProcesses")
             return tuple(int(p.pid) for p in processes or ())
 
     def await_xid(self, timeout_s: float) -> tuple[str, int] | None:
-        """Return UUID and Xid number of the next critical error; None when none occurs in time or they are unsupported.
+        """Return UUID and Xid number of the next critical error; None if none occurs in time, or if unsupported.
 
         Raises:
             DriverError: the driver failed; a retry may succeed.
@@ -259,13 +259,13 @@ class NvmlHost:
                 pynvml.nvmlEventSetFree(events)
 
     def release(self, gpu_uuids: Collection[str]) -> None:
-        """Let go of GPUs: the driver is closed, and opened again for the others alone.
+        """Release GPUs by closing the driver and reopening it only for the others.
 
-        NVML has no call to let go of one GPU. The caller makes no other calls for these GPUs meanwhile.
+        NVML has no call that releases a single GPU. The caller makes no other calls for these GPUs meanwhile.
 
         Raises:
             GpuNotFoundError: no such GPU.
-            DriverError: events are still awaited, or the others cannot be opened again.
+            DriverError: a thread still waits for events, or the other GPUs cannot be reopened.
         """
         for gpu_uuid in gpu_uuids:
             self._device(gpu_uuid)
@@ -291,8 +291,8 @@ class NvmlHost:
         """Open released GPUs again; return their identities, which may have changed.
 
         Raises:
-            GpuLostError: a GPU is not there; the ones that are there are open.
-            DriverError: the driver cannot be opened; all stay released.
+            GpuLostError: a GPU is missing; the others are open.
+            DriverError: the driver cannot be opened; all GPUs stay released.
         """
         with self._guard:
             before = set(self._released)
@@ -341,7 +341,7 @@ class NvmlHost:
         return float(self._call(gpu_uuid, "nvmlDeviceGetPowerManagementLimit")) / 1000.0
 
     def set_power_limit(self, gpu_uuid: str, power_limit_w: float) -> None:
-        """Set the power limit, with version 1 of the call: the binding's version 2 discards errors."""
+        """Set the power limit with version 1 of the call, because the binding's version 2 discards errors."""
         low_mw, high_mw = self._call(gpu_uuid, "nvmlDeviceGetPowerManagementLimitConstraints")
         if not low_mw <= power_limit_w * 1000.0 <= high_mw:
             raise GpuUnsupportedError(
@@ -351,7 +351,7 @@ class NvmlHost:
         self._call(gpu_uuid, "nvmlDeviceSetPowerManagementLimit", round(power_limit_w * 1000.0))
 
     def requested_power_profiles(self, gpu_uuid: str) -> frozenset[int]:
-        """Return the workload power profiles that all programs together have requested."""
+        """Return the workload power profiles requested by all programs together."""
         profiles = pynvml.c_nvmlWorkloadPowerProfileCurrentProfiles_v1_t()
         self._call(gpu_uuid, _CURRENT_PROFILES, ctypes.byref(profiles))
         return frozenset(_profile_numbers(profiles.requestedProfilesMask))
@@ -369,7 +369,7 @@ class NvmlHost:
         self._update_power_profiles(gpu_uuid, pynvml.NVML_POWER_PROFILE_OPERATION_CLEAR, power_profile)
 
     def _update_power_profiles(self, gpu_uuid: str, operation: int, power_profile: int) -> None:
-        """Add or remove one profile, by the call for each operation where the driver lacks the one for all."""
+        """Add or remove one profile, with the older separate calls if the driver lacks the combined one."""
         update = pynvml.c_nvmlWorkloadPowerProfileUpdateProfiles_v1_t(operation=operation)
         update.updateProfilesMask.mask[power_profile // 32] = 1 << power_profile % 32
         try:
@@ -384,7 +384,7 @@ class NvmlHost:
     # The driver
 
     def _power_and_energy(self, gpu_uuid: str) -> tuple[int | None, int | None]:
-        """Return milliwatts and millijoules; a missing field is read by a call of its own."""
+        """Return milliwatts and millijoules; a field that is missing in the query is read by a separate call."""
         device = self._device(gpu_uuid)
         power_mw: int | None = None
         energy_mj: int | None = None
@@ -423,7 +423,7 @@ class NvmlHost:
         return EnergyScope.GPU
 
     def _power_mw(self, gpu_uuid: str) -> int | None:
-        """Return milliwatts: the present power, or the mean of about a second where the driver reports no other."""
+        """Return the present power in milliwatts, or the mean of about a second if the driver reports only that."""
         values = self._ask(gpu_uuid, "nvmlDeviceGetFieldValues", [self._power_field(gpu_uuid)])
         if values is not None and values[0].nvmlReturn == 0:
             return int(values[0].value.uiVal)
@@ -437,7 +437,7 @@ class NvmlHost:
         return None if celsius is None else float(celsius)
 
     def _ask(self, gpu_uuid: str, name: str, *arguments: object) -> Any:
-        """Return the result of a call; None where the GPU or driver does not support it, which is remembered."""
+        """Return the result of a call; None if GPU or driver do not support it, which is remembered."""
         device = self._device(gpu_uuid)
         if name in device.unsupported:
             return None
@@ -448,7 +448,7 @@ class NvmlHost:
             return None
 
     def _call(self, gpu_uuid: str, name: str, *arguments: object) -> Any:
-        """Call an NVML function for one GPU: retried when it was busy, on a new handle after a driver reload."""
+        """Call an NVML function for one GPU; retry if it is busy, and use a new handle after a driver reload."""
         failure = self._device(gpu_uuid).failure
         if failure is not None:
             raise DriverError(failure)
@@ -457,7 +457,7 @@ class NvmlHost:
             generation = self._generation
             handle = self._device(gpu_uuid).handle
             if handle is None:
-                with self._guard:  # another thread may be opening the driver again
+                with self._guard:  # another thread may be reopening the driver
                     handle = self._device(gpu_uuid).handle
             if handle is None:
                 raise self._missing(gpu_uuid)
@@ -475,7 +475,7 @@ class NvmlHost:
         raise nvml_error(code, name, gpu_uuid)
 
     def _missing(self, gpu_uuid: str) -> GpuError:
-        """Return the error for a GPU missing since a driver reload; search for it again if a while has passed."""
+        """Return the error for a GPU missing since a driver reload; search for it again if some time has passed."""
         if gpu_uuid in self._released:
             return GpuLostError(f"{gpu_uuid} is released")
         if time.monotonic() - self._connected_mono_s > _SEARCH_PERIOD_S:
@@ -506,7 +506,7 @@ class NvmlHost:
             return  # nothing may be opened
         try:
             with _typed_errors("opening the NVIDIA driver"):
-                if self._released:  # each is opened when its handle is asked for
+                if self._released:  # each GPU is opened when its handle is requested
                     pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_ATTACH)
                 else:
                     pynvml.nvmlInit()
@@ -523,7 +523,7 @@ class NvmlHost:
                 self._discover(index)
 
     def _open_known(self) -> None:
-        """Open the known GPUs that are not released, by their PCI address: a search by index would open all."""
+        """Open the known, unreleased GPUs by their PCI address, since a search by index would open all."""
         for gpu_uuid, device in self._devices.items():
             if gpu_uuid not in self._released and device.pci_bus_id is not None:
                 with contextlib.suppress(pynvml.NVMLError, DriverError), _typed_errors("opening a GPU"):
@@ -550,7 +550,7 @@ class NvmlHost:
     def _identify(self, gpu_uuid: str, index: int, handle: Any) -> None:
         """Query the properties of a GPU, which a reset or a MIG change may have changed.
 
-        One that fails is unknown; the GPU is then only observed, for that reason.
+        If a query fails, that property is unknown, and the GPU is only observed, with the failure as reason.
         """
         unnamed = GpuIdentity(gpu_uuid, index, "unknown", (), is_simulated=False, driver_version=self._driver_version)
         device = self._devices[gpu_uuid] = _Device(unnamed, handle, set(), None)
@@ -602,7 +602,7 @@ class NvmlHost:
 
 
 def _uuid_text(value: Any) -> str:
-    """Return a UUID of the binding; one that is no plain text raises, since it could not be written anywhere."""
+    """Return a UUID from the binding; raise if it is not printable ASCII text, since it could not be stored."""
     text = _text(value)
     if not text or not text.isascii() or not text.isprintable():
         raise ValueError(f"the UUID is {value!r:.80}")
@@ -610,7 +610,7 @@ def _uuid_text(value: Any) -> str:
 
 
 def _text(value: Any) -> str | None:
-    """Return a text of the binding, which is bytes in some versions, without what is not UTF-8."""
+    """Return a text from the binding, which some versions return as bytes; replace what is not UTF-8."""
     if value is None:
         return None
     raw = value if isinstance(value, bytes) else str(value).encode("utf-8", "replace")
@@ -618,7 +618,7 @@ def _text(value: Any) -> str | None:
 
 
 def _pci_address(info: Any) -> str | None:
-    """Return a PCI address in the kernel's form, with four digits for the domain; NVML has eight."""
+    """Return a PCI address in the kernel's form, with four domain digits instead of NVML's eight."""
     bus_id = _bus_id(info)
     return None if bus_id is None else bus_id[-12:].lower()
 

@@ -1,14 +1,14 @@
-"""NVML return codes as errors of this project, each with its remedy; needs no NVML binding."""
+"""NVML return codes as errors of this project, with remedies; needs no NVML binding."""
 
 from gpuenergyd.errors import DriverError, GpuError, GpuLostError, GpuPermissionError, GpuUnsupportedError
 
 UNINITIALIZED = 1
 
 TRANSIENT = frozenset({10, 19, 999})
-"""Worth a few retries."""
+"""Codes after which a few retries may succeed."""
 
 NEVER_HERE = frozenset({3, 13})
-"""Permanent while this driver runs, so not worth a second call."""
+"""Codes that are permanent while this driver runs, so that the call is not repeated."""
 
 _MEANING: dict[int, tuple[type[GpuError], str]] = {
     1: (DriverError, "the driver was not initialised or was reloaded"),

@@ -1,6 +1,6 @@
-"""Opening of a GPU driver by name: one of this package, or an entry point of the group `gpuenergyd.drivers`.
+"""Opens a GPU driver by name: one of this package, or an entry point of the group `gpuenergyd.drivers`.
 
-An entry point is a function that takes the path of the driver's file, None without one, and returns a `GpuDriver`.
+An entry point is a function that takes the path of the driver's file, or None, and returns a `GpuDriver`.
 """
 
 from collections.abc import Callable
@@ -14,12 +14,11 @@ from gpuenergyd.gpu.device import GpuDriver
 OpenDriver = Callable[[Path | None], GpuDriver]
 
 DRIVERS = {"nvml": "NvmlHost", "command": "CommandHost"}
-"""The classes of this package's drivers, by name: they are opened without a search for entry points, for fast restores.
-"""
+"""Classes of this package's drivers by name, opened without a search for entry points so that restores are fast."""
 
 
 def installed_drivers() -> dict[str, Callable[[], OpenDriver]]:
-    """Return what loads each driver that another package provides, by name."""
+    """Return, by name, the functions that load the drivers of other packages."""
     from importlib.metadata import entry_points  # noqa: PLC0415  slow, and rarely needed
 
     return {point.name: point.load for point in entry_points(group="gpuenergyd.drivers")}
@@ -29,7 +28,7 @@ def check_driver(driver: str) -> None:
     """Check that a driver is installed, without importing it.
 
     Raises:
-        UsageError: it is not; the message names those that are.
+        UsageError: it is not installed; the message names the drivers that are.
     """
     if driver not in DRIVERS and driver not in (installed := installed_drivers()):
         raise UsageError(f"unknown driver {driver!r}; available: {', '.join(sorted({*DRIVERS, *installed}))}")
@@ -53,7 +52,7 @@ def open_driver(driver: str, path: Path | None) -> GpuDriver:
     """Open a driver by its name; `path` is its file, such as the commands file.
 
     Raises:
-        UsageError: unknown driver, or no such file is named.
+        UsageError: unknown driver, or it needs a file and none is named.
         DriverError: the driver cannot be opened.
     """
     return preload(driver)(path)

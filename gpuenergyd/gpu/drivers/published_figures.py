@@ -1,4 +1,4 @@
-"""Published figures of GPU models that no driver reports: power while waiting for a peer, and switch latency."""
+"""Published figures of GPU models that drivers do not report: power while waiting for a peer, and switch latency."""
 
 
 def published_blocking_power_w(model_name: str) -> float | None:

@@ -1,4 +1,4 @@
-"""Connection of the daemon to the GPU worker: sends commands, delivers samples and other notices."""
+"""The daemon's connection to the GPU worker: sends commands, and delivers samples and other notices."""
 
 import asyncio
 import itertools
@@ -39,12 +39,12 @@ _CONNECT_PAUSE_S = 0.01
 _SHORTEST_WAIT_S = 0.05
 _ELSEWHERE = "a process in another pid namespace"
 _DATAGRAMS_PER_TURN = 4
-"""After a pause many are queued, and other tasks need the event loop too."""
+"""Most datagrams handled per event loop turn: after a pause many are queued, and other tasks must run, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """The link has ended: no clock can be set until there is another worker."""
+    """The link has ended, and no clock can be set until there is another worker."""
 
     reason: str
 
@@ -84,8 +84,8 @@ class WorkerLink:
     ) -> Self:
         """Connect to the worker, waiting until it listens.
 
-        With the token of a daemon that handed over, its leases go to this one if the worker still keeps them. With the
-        pid of the worker, another process that still listens is waited for until it has ended.
+        With the hand-over token of an earlier daemon, this one takes over its leases if the worker still keeps them.
+        With `worker_pid`, wait until any other process that still listens has ended.
 
         Raises:
             DriverError: no worker listens in time.
@@ -111,10 +111,10 @@ class WorkerLink:
     async def do(self, command: Command[ReplyT], pidfds: Sequence[int] = ()) -> ReplyT:
         """Send a command and return the worker's reply; a restore drops pending clock requests for its GPUs.
 
-        With a lease, pidfds of its processes: when one ends, the worker restores the GPUs on its own.
+        `pidfds` are those of a lease's processes: when one ends, the worker restores the GPUs on its own.
 
         Raises:
-            GpuError: the worker refuses, does not reply in time or is gone; it restores when the link is cut.
+            GpuError: the worker refuses, does not reply in time, or is gone; it restores when the link is cut.
         """
         if not self._is_open:
             raise GpuError("the GPU worker is gone")
@@ -125,7 +125,7 @@ class WorkerLink:
         name = type(command).__name__
         request_id = next(self._request_ids)
         self._replies[request_id] = self._loop.create_future()
-        # Own copies: the caller may close its pidfds before a full socket accepts the datagram.
+        # Copied, because the caller may close its pidfds before a full socket accepts the datagram.
         self._unsent.append(_Unsent(encode(command, request_id), [os.dup(fd) for fd in pidfds[:MAX_PIDFDS]]))
         self._write()
         try:
@@ -141,7 +141,7 @@ class WorkerLink:
         return reply
 
     def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
-        """Request a clock; returns at once. It replaces an unsent request for that GPU."""
+        """Request a clock, replacing an unsent request for that GPU; returns at once."""
         if not self._is_open:
             return
         datagram = encode(RequestClock(gpu_uuid, request))
@@ -162,12 +162,12 @@ class WorkerLink:
             self._release("the link to the GPU worker is closed")
 
     async def _reply_within(self, limit_s: float, reply: asyncio.Future[Message]) -> Message:
-        """Return a reply, or raise TimeoutError after a silence, without the time it waits for a CPU."""
+        """Return a reply, or raise TimeoutError after `limit_s` without one, not counting the worker's CPU waits."""
         silence = Silence(self._worker_pid)
         while not reply.done():
             left_s = silence.left_s(limit_s)
             if left_s <= 0:
-                self._read()  # what arrived while this process had no time for it
+                self._read()  # a reply may have arrived while this process was busy
                 if not reply.done():
                     raise TimeoutError
             else:
@@ -263,7 +263,7 @@ def require_trusted_listener(connection: socket.socket | TransportSocket, path: 
 
 @dataclass(frozen=True, slots=True)
 class _Unsent:
-    """A datagram that waits for the socket, and the pidfds that travel with it."""
+    """A datagram that waits for the socket, and the pidfds sent with it."""
 
     datagram: bytes
     pidfds: Sequence[int]
@@ -289,7 +289,7 @@ async def _connect(path: Path, timeout_s: float, worker_pid: int | None) -> sock
                 listener_pid = peer_pid(connection)
                 if worker_pid in {None, listener_pid}:
                     return connection
-                # The worker of a daemon that was killed: it restores its GPUs, then ends.
+                # The worker of a killed daemon, which restores its GPUs and then ends.
                 connection.close()
                 which = f"process {listener_pid} of an earlier daemon" if listener_pid else _ELSEWHERE
                 failure = f"{which} still listens"
@@ -310,7 +310,7 @@ def _connected(path: Path) -> socket.socket:
 
 
 async def _ended(pid: int) -> None:
-    """Wait until a process has ended; only a moment if it is in another pid namespace, where its pid is 0 here."""
+    """Wait until a process has ended; only briefly if it is in another pid namespace, so that its pid reads as 0."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Codec of the link: messages as JSON datagrams, checked field by field; needs the standard library only.
+"""Codec of the link: messages as JSON datagrams, checked field by field; needs only the standard library.
 
 A datagram is `[LINK_VERSION, message type, request id or null, [field values in the order of the dataclass]]`.
 """
@@ -18,7 +18,7 @@ from gpuenergyd.gpu.link.messages import Command, Message
 LINK_VERSION = 11
 MAX_DATAGRAM_BYTES = 131_072
 MAX_PIDFDS = 128
-"""Per datagram; the kernel accepts 253."""
+"""Limit per datagram; the kernel accepts 253."""
 
 _FRAME_PARTS = 4
 _REQUEST_ID_TYPES = frozenset({int, NoneType})
@@ -36,7 +36,7 @@ class _RecordCodec:
     def __init__(
         self, record: type[Any], fields_json: Sequence[tuple[frozenset[type], Callable[[Any], Any] | None]]
     ) -> None:
-        """Take the JSON types that each field may have, and the conversion of those that need one."""
+        """Store, for each field, the JSON types that it may have, and its conversion if it needs one."""
         names = [field.name for field in fields(record)]
         self.values = attrgetter(*names) if len(names) > 1 else lambda value: [getattr(value, name) for name in names]
         self._record = record
@@ -48,7 +48,7 @@ class _RecordCodec:
         """Return the dataclass with these field values.
 
         Raises:
-            ProtocolError: a value is missing, superfluous or of a wrong type.
+            ProtocolError: a value is missing, superfluous or of the wrong type.
             ValueError: a value is not in its enumeration.
         """
         types = tuple(map(type, values))
@@ -78,7 +78,7 @@ def decode(datagram: bytes) -> tuple[int | None, Message]:
     """Return the request id and the message in a datagram.
 
     Raises:
-        ProtocolError: not a message of this version with valid values.
+        ProtocolError: it is not a message of this version with valid values.
     """
     try:
         frame = _from_json(datagram.decode())
@@ -121,7 +121,7 @@ def _codec_of(record: type[Any]) -> _RecordCodec:
 
 
 def _json_form(hint: Any) -> tuple[frozenset[type], Callable[[Any], Any] | None]:
-    """Return the JSON types that a field's type is written as, and the conversion back where one is needed."""
+    """Return the JSON types that encode a field's type, and the conversion back if one is needed."""
     if hint in _JSON_TYPES:
         return _JSON_TYPES[hint], None
     origin, arguments = get_origin(hint), get_args(hint)

@@ -1,7 +1,7 @@
 """Messages between the daemon and the GPU worker.
 
-The daemon sends commands: a `Command[X]` is answered by an X, or by `Failed`. A `RequestClock` has no reply. The worker
-also sends samples, clock changes, health changes and settings of its own accord.
+The daemon sends commands: the reply to a `Command[X]` is an X, or `Failed`. A `RequestClock` has no reply. The worker
+also sends samples, clock changes, health changes and settings without being asked.
 """
 
 from dataclasses import dataclass
@@ -22,22 +22,22 @@ class GpuHealth(StrEnum):
     OK = "ok"
     DEGRADED = "degraded"
     WEDGED = "wedged"
-    """A driver call for it does not return."""
+    """A driver call for this GPU does not return."""
     LOST = "lost"
     UNRESTORED = "unrestored"
     """A restore failed; the worker retries."""
     UNCONFIRMED = "unconfirmed"
-    """It was restored by a command, but has not computed since: only then does the effect show."""
+    """It was restored by a command but has not computed since, which is needed to see the effect."""
     OBSERVE_ONLY = "observe_only"
     RELEASED = "released"
-    """Neither read nor changed: an administrator resets it, or upgrades the driver."""
+    """Neither read nor changed, while an administrator resets it or upgrades the driver."""
 
 
 USABLE_HEALTH = frozenset({GpuHealth.OK, GpuHealth.UNCONFIRMED})
-"""The health of a GPU that can be leased and changed as usual."""
+"""Health states in which a GPU can be leased and changed as usual."""
 
 POWER_BUDGET_LEASE = "power-budget"
-"""Id of the lease under which the daemon lowers GPUs that nobody else has leased; it gives way to any other lease."""
+"""Id of the lease for power-limiting GPUs that nobody else has leased; it gives way to any other lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,11 @@ class Welcome:
     sentinel_pid: int
     """Process that restores GPUs when the worker is killed."""
     has_taken_over: bool
-    """Whether the leases of an earlier daemon go over to this one."""
+    """Whether this daemon takes over the leases of an earlier one."""
     identities: tuple[GpuIdentity, ...]
     health: tuple[GpuHealthChange, ...]
     missing_capabilities: tuple[str, ...]
-    """What the worker's driver does not offer, in words."""
+    """Capabilities that the worker's driver lacks, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The command was refused or failed; without a request id, the worker does not serve this connection."""
+    """The command was refused or failed; without a request id, the worker refuses the whole connection."""
 
     error: str
 
@@ -93,7 +93,7 @@ class WorkerCounters:
     """Counts since the worker started."""
 
     num_late_ticks: int
-    """Sampling instants that were skipped."""
+    """Number of skipped sampling instants."""
     num_samples_dropped: int
     num_sets_skipped: int
     """Number of clock requests skipped because that clock was already set."""
@@ -108,7 +108,7 @@ class PowerLimit:
 
 @dataclass(frozen=True, slots=True)
 class PowerProfiles:
-    """The requested workload power profiles read back from a GPU, those of other programs too."""
+    """The requested workload power profiles read back from a GPU, including those of other programs."""
 
     requested: tuple[int, ...]
 
@@ -129,7 +129,7 @@ class GpuProcesses:
 
 @dataclass(frozen=True, slots=True)
 class GpuSnapshot:
-    """A fresh reading of one GPU with its settings; None is what the driver does not report."""
+    """A fresh reading of one GPU with its settings; values that the driver does not report are None."""
 
     power_w: float | None
     total_energy_j: float | None
@@ -138,7 +138,7 @@ class GpuSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Reopened:
-    """The GPUs that were opened again; their health follows or was sent before."""
+    """The reopened GPUs; their health is sent separately, before or after this reply."""
 
     identities: tuple[GpuIdentity, ...]
 
@@ -151,11 +151,11 @@ class Command(Generic[ReplyT]):
 
     __slots__ = ()
     limit_s: ClassVar[float] = 5.0
-    """Longest time until the reply, without the time that the worker waits for a CPU."""
+    """Time limit of the reply, not counting the time that the worker waits for a CPU."""
 
     @classmethod
     def reply_type(cls) -> type[ReplyT]:
-        """Return the type of the reply: the argument of the base class."""
+        """Return the type of the reply, which is the type argument of the base class."""
         found: type[ReplyT] = get_args(vars(cls)["__orig_bases__"][0])[0]
         return found
 
@@ -169,7 +169,7 @@ class SlowCommand(Command[ReplyT]):
 
 @dataclass(frozen=True, slots=True)
 class Hello(Command[Welcome]):
-    """First request on a connection: the restore rules, and the token of a handover or ""."""
+    """First request on a connection: the restore rules, and a hand-over token or ""."""
 
     token: str
     restore_rules: RestoreRules
@@ -177,7 +177,7 @@ class Hello(Command[Welcome]):
 
 @dataclass(frozen=True, slots=True)
 class HandOver(Command[Done]):
-    """Keep all leases for `keep_s` after this connection ends, for a daemon with this token."""
+    """Keep all leases for `keep_s` after this connection ends, for the next daemon, which has this token."""
 
     token: str
     keep_s: float
@@ -190,18 +190,18 @@ class Ping(Command[WorkerCounters]):
 
 @dataclass(frozen=True, slots=True)
 class AcquireLease(Command[Done]):
-    """Lease GPUs; pidfds travel beside the datagram. The reply means that the journal has the GPUs' state."""
+    """Lease GPUs; pidfds are sent with the datagram. The reply means that the GPUs' state is in the journal."""
 
     lease_id: str
     gpu_uuids: tuple[str, ...]
     owner: LeaseOwner
     sets_clocks: bool = True
-    """Without, the lease is for power limits only: no clock is journalled, set or restored."""
+    """If False, the lease is for power limits only, and no clock is journaled, set or restored."""
 
 
 @dataclass(frozen=True, slots=True)
 class LowerPowerLimit(SlowCommand[PowerLimit]):
-    """Lower the power limit of a leased GPU, never above the one before the lease; None returns to that one."""
+    """Set the power limit of a leased GPU, at most the limit from before the lease; None restores that limit."""
 
     lease_id: str
     gpu_uuid: str
@@ -221,7 +221,7 @@ class SetPowerLimit(SlowCommand[PowerLimit]):
 
 @dataclass(frozen=True, slots=True)
 class SetPowerProfile(SlowCommand[PowerProfiles]):
-    """Add a workload power profile to a leased GPU, in place of the one that we added before; None removes that one."""
+    """Add a workload power profile to a leased GPU, replacing the one added before; None removes that one."""
 
     lease_id: str
     gpu_uuid: str
@@ -231,12 +231,12 @@ class SetPowerProfile(SlowCommand[PowerProfiles]):
 
 @dataclass(frozen=True, slots=True)
 class Restore(SlowCommand[Restored]):
-    """Restore GPUs and end their leases, because a job ends or the daemon does."""
+    """Restore GPUs and end their leases, because a job or the daemon ends."""
 
     gpu_uuids: tuple[str, ...]
     reason: str
     is_daemon_ending: bool = False
-    """Whether the daemon ends, rather than a job: clocks that the restore rules keep stay then."""
+    """Whether the daemon ends rather than a job; clocks that the restore rules keep then stay set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +255,7 @@ class TakeSnapshot(Command[GpuSnapshot]):
 
 @dataclass(frozen=True, slots=True)
 class ReleaseGpus(SlowCommand[Done]):
-    """Restore GPUs, end their leases and let go of their driver handles."""
+    """Restore GPUs, end their leases and release their driver handles."""
 
     gpu_uuids: tuple[str, ...]
     reason: str
@@ -270,21 +270,21 @@ class ReopenGpus(SlowCommand[Reopened]):
 
 @dataclass(frozen=True, slots=True)
 class RequestClock:
-    """Set clocks of a leased GPU. No reply; the effect follows as ClockChangeReport."""
+    """Set clocks of a leased GPU. There is no reply; a ClockChangeReport follows."""
 
     gpu_uuid: str
     request: ClockRequest
 
 
-# Sent by the worker of its own accord
+# Sent by the worker without a request
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """One reading of a GPU; None is unknown.
+    """One reading of a GPU; unknown values are None.
 
     `total_energy_j` is the counter's value at its newest update, and `energy_edge_mono_ns` the instant of that update.
-    It is None while no update of the last three seconds could be dated; `total_energy_j` is the value as read then.
+    The instant is None if no update of the last three seconds could be dated; the value is then the one just read.
     """
 
     gpu_uuid: str
@@ -297,7 +297,7 @@ class GpuSample:
     is_power_capped: bool | None
     is_clock_limited: bool | None = None
     refused: tuple[RefusedValues, ...] = ()
-    """What the driver has reported since the last sample that cannot be right."""
+    """Implausible values that the driver has reported since the last sample."""
     clock_age_ns: int = 0
     """How old the clock may be; 0 where drivers do not keep it, or it is not known."""
 
@@ -313,13 +313,13 @@ class Samples:
 class ClockChangeReport:
     """One clock change, from the request to the effect.
 
-    With an `error` nothing was set. An idle GPU never shows a raised clock, so the effect may stay unknown.
+    If there is an `error`, nothing was set. An idle GPU never shows a raised clock, so the effect may stay unknown.
     """
 
     gpu_uuid: str
     requested_sm_clock_mhz: int
     due_mono_ns: int
-    """The instant that the clock was requested for: when the request was sent, or the later instant that it names."""
+    """The instant for which the clock was requested: when the request was sent, or a later instant given in it."""
     called_mono_ns: int
     returned_mono_ns: int
     effective_mono_ns: int | None
@@ -327,18 +327,18 @@ class ClockChangeReport:
     actual_sm_clock_mhz: int | None
     error: str | None
     previous_sm_clock_mhz: int | None = None
-    """The clock last read before the change; also None where an idle GPU did not show when the new one took effect."""
+    """The clock last read before the change; None if unknown, or if an idle GPU hid when the change took effect."""
     blocked_ns: int = 0
-    """Part of the time from due to called that went into calls for other GPUs."""
+    """Part of the time from `due_mono_ns` to `called_mono_ns` that was spent in driver calls for other GPUs."""
     unseen_until_mono_ns: int | None = None
-    """The last instant after the call at which the change was visibly not yet in effect."""
+    """The last instant after the call at which readings still showed the previous clock."""
     clock_age_ns: int = 0
     """How old the clocks were at most that readings showed."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSettingsRead:
-    """The settings of a GPU, when they are first read and after each change."""
+    """The settings of a GPU, sent when they are first read and after each change."""
 
     gpu_uuid: str
     details: GpuDetails

@@ -9,7 +9,7 @@ _UCRED = struct.Struct("3i")
 
 
 def peer_pid(connection: socket.socket | TransportSocket) -> int:
-    """Return the process id of the peer; of a listener, that of the process that began to listen."""
+    """Return the process id of the peer; for a listening peer, of the process that began to listen."""
     return _credentials(connection)[0]
 
 

@@ -1,1 +1,1 @@
-"""Restores: the journal of original GPU states, and putting them into effect again."""
+"""Restoring GPUs: the journal of original GPU states, and setting them again."""

@@ -1,12 +1,12 @@
-"""Restore command: restores every journalled GPU.
+"""Restore command: restores every GPU listed in the journal.
 
-It needs the standard library and the driver only, and starts in milliseconds. The service manager runs it after a
+It needs only the standard library and the driver, and starts in milliseconds. The service manager runs it after a
 crash:
 
     python -I -m gpuenergyd.gpu.restore.command --journal PATH
 
-It needs no daemon, no database and no other installed package. It may run beside a GPU worker, which then drops its
-leases of restored GPUs, and several may run at once.
+It needs no daemon, no database and no other installed package. It may run while a GPU worker runs, which then drops its
+leases of restored GPUs, and several such commands may run at once.
 """
 
 import argparse
@@ -35,13 +35,13 @@ def restore(
     is_dry_run: bool = False,
     policy: RestorePolicy | None = None,
 ) -> tuple[RestoreOutcome, ...]:
-    """Restore every GPU in the journal, through the driver that its entry names; an empty journal has no outcomes.
+    """Restore every GPU in the journal through the driver named in its entry; an empty journal gives no outcomes.
 
-    Clocks that the settings keep stay, unless `policy` overrides them.
+    Clocks that the restore policy in the journal keeps stay set, unless `policy` overrides it.
 
     Raises:
-        JournalError: the journal cannot be read or written, or is so damaged that it names no GPU; such a one is moved
-            aside, to the path in the message.
+        JournalError: the journal cannot be read or written, or is so damaged that it names no GPU; a damaged journal is
+            moved to the path in the message.
     """
     journal = Journal(journal_path)
     if not journal_path.parent.is_dir():
@@ -67,7 +67,7 @@ def restore(
 
 
 def reset_all(driver: str, world_path: Path | None) -> tuple[RestoreOutcome, ...]:
-    """Remove the clock lock of every GPU of a driver, journalled or not; for a journal that is lost.
+    """Remove the clock lock of every GPU of a driver, journaled or not; used when the journal is lost.
 
     Raises:
         DriverError: the driver cannot be opened.
@@ -78,7 +78,7 @@ def reset_all(driver: str, world_path: Path | None) -> tuple[RestoreOutcome, ...
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Restore, print the outcome of each GPU, and return the exit code: 4 when a restore failed."""
+    """Restore, print the outcome for each GPU, and return the exit code, which is 4 if a restore failed."""
     parser = argparse.ArgumentParser(prog="gpuenergyd-restore", description="Restore every journalled GPU.")
     parser.add_argument("--journal", type=Path, required=True, help="path of the restore journal")
     options = parser.parse_args(arguments)
@@ -123,8 +123,8 @@ def _restore_through(
 def _each(
     controller: GpuDriver, gpu_uuids: Sequence[str], restore_one: Callable[[str], Sequence[RestoreOutcome]]
 ) -> tuple[RestoreOutcome, ...]:
-    """Restore each GPU, then close the driver, unless a call for one does not return."""
-    # Commands have time limits of their own.
+    """Restore each GPU, then close the driver unless a call for a GPU does not return."""
+    # The command driver has its own time limits.
     limit_s = None if isinstance(controller, RecallsLocks) else parallel.CALL_LIMIT_S
     has_hanging = False
     try:

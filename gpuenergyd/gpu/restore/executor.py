@@ -1,4 +1,4 @@
-"""Restores GPUs from the restore journal; may be repeated, and a GPU that fails does not stop the others."""
+"""Restores GPUs from the restore journal; can be repeated, and a GPU that fails does not stop the others."""
 
 import math
 from collections.abc import Collection
@@ -26,32 +26,32 @@ _LIMIT_TOLERANCE_W = 1.0
 
 
 class RestoreResult(StrEnum):
-    """The result for one control of one GPU."""
+    """The result for one setting of one GPU."""
 
     RESTORED = "restored"
     WOULD_RESTORE = "would_restore"
     CHANGED_BY_OTHER = "changed_by_other"
-    """Another program changed it since; its value is kept."""
+    """Another program has changed it since; its value is kept."""
     KEPT = "kept"
-    """Kept for now and still journalled, because of `restore_policy`."""
+    """Kept for now because of `restore_policy`, and still in the journal."""
     FORGOTTEN = "forgotten"
     """Dropped from the journal: the host was rebooted, which cleared the driver's settings."""
     UNCONFIRMED = "unconfirmed"
-    """The command for it ended with success, but the GPU has not shown the effect; still journalled."""
+    """The command succeeded, but the GPU has not shown the effect; still in the journal."""
     FAILED = "failed"
-    """Still journalled, so a retry is possible."""
+    """Still in the journal, so that it can be tried again."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreOutcome:
-    """The result for one control of one GPU, and the reason."""
+    """The result for one setting of one GPU, and the reason."""
 
     gpu_uuid: str
     control: Control
     result: RestoreResult
     detail: str = ""
     above_sm_clock_mhz: int | None = None
-    """The clock above which an unconfirmed GPU must be seen."""
+    """Clock above which the GPU must run to confirm an unconfirmed restore."""
 
 
 def restore_from_journal(
@@ -64,9 +64,9 @@ def restore_from_journal(
     is_daemon_ending: bool = False,
     policy: RestorePolicy | None = None,
 ) -> tuple[RestoreOutcome, ...]:
-    """Restore the journal's entries, newest first, those made through `driver` or by any; entries that fail stay.
+    """Restore the journal's entries made through `driver`, or all, newest first; entries that fail stay.
 
-    When the daemon ends, clocks that the policy keeps stay as they are. `policy` overrides the journal's.
+    When the daemon ends, clocks that the policy keeps stay set. `policy` overrides the journal's policies.
 
     Raises:
         JournalError: the journal cannot be read or written.
@@ -95,7 +95,7 @@ def restore_from_journal(
 
 
 def reason_to_keep(entry: JournalEntry) -> str | None:
-    """Return why a daemon that ends may keep this setting; None when it may not or its process has ended."""
+    """Return why this setting stays when the daemon ends; None if it must not, or if its process has ended."""
     ticks = entry.owner_start_ticks
     if ticks is None or process_start_ticks(entry.owner_pid) != ticks:
         return None
@@ -105,7 +105,7 @@ def reason_to_keep(entry: JournalEntry) -> str | None:
 
 
 def repeat_unproven_reset(journal: Journal, controller: GpuDriver, gpu_uuid: str) -> RestoreOutcome | None:
-    """Restore the clock of a GPU again, which stays leased if it is; None where nothing is left to prove.
+    """Restore a GPU's clock again without ending its lease; return None if nothing is left to confirm.
 
     Raises:
         JournalError: the journal cannot be read or written.
@@ -127,7 +127,7 @@ def repeat_unproven_reset(journal: Journal, controller: GpuDriver, gpu_uuid: str
 
 
 def confirm_reset(journal: Journal, entry: JournalEntry) -> None:
-    """Drop the entry of a GPU whose lock is gone; of one that is leased again, only the lock.
+    """Drop the entry of a GPU whose lock is gone; if the GPU is leased again, drop only the lock from the entry.
 
     Raises:
         JournalError: the journal cannot be read or written.
@@ -139,7 +139,7 @@ def confirm_reset(journal: Journal, entry: JournalEntry) -> None:
 
 
 def reset_clock(controller: GpuDriver, gpu_uuid: str) -> RestoreOutcome:
-    """Remove the clock lock of a GPU, journalled or not; used when the journal is lost."""
+    """Remove the clock lock of a GPU, journaled or not; used when the journal is lost."""
     try:
         require_capability(controller, HasClocks).reset_sm_clock(gpu_uuid)
     except GpuEnergyError as error:
@@ -168,16 +168,16 @@ def _restore_entry(
 
 
 def _is_same(one: JournalEntry, other: JournalEntry) -> bool:
-    """Return whether two entries record the same change: what it has set meanwhile does not count."""
+    """Return whether two entries record the same change, whatever values were set since."""
     return (one.key, one.lease_id, one.recorded_boottime_ns) == (other.key, other.lease_id, other.recorded_boottime_ns)
 
 
 def _is_lock_gone(entry: JournalEntry, controller: GpuDriver, reading: GpuReading) -> bool:
-    """Return whether a lock that a reset may have left would show in this reading, or would lower nothing."""
+    """Return whether a reading proves that no clock lock is left, or a lock that is left would lower nothing."""
     locked_mhz = entry.locked_sm_clock_mhz
     if entry.control is not Control.SM_CLOCK_LOCK or locked_mhz is None:
         return True
-    if not entry.is_lock_settled:  # it may take effect yet
+    if not entry.is_lock_settled:  # the lock may still take effect
         return False
     top_mhz = max(_identity(controller, entry.gpu_uuid).supported_sm_clocks_mhz, default=0)
     restored_mhz = top_mhz if entry.saved_value is None else min(top_mhz, round(entry.saved_value))
@@ -217,9 +217,9 @@ def _restore_control(controller: GpuDriver, entry: JournalEntry, policy: Restore
 def _restore_power_limit(
     controller: GpuDriver, entry: JournalEntry, policy: RestorePolicy
 ) -> tuple[RestoreResult, str]:
-    """Restore a power limit, or the default where none was saved that the GPU permits.
+    """Restore the saved power limit, or the default if none was saved or the GPU does not permit it.
 
-    One that another program changed is kept, unless the policy is `restore`.
+    A limit that another program has set since is kept, unless the policy is `restore`.
     """
     limits, own = require_capability(controller, HasPowerLimit), _identity(controller, entry.gpu_uuid)
     low_w, high_w = own.min_power_limit_w or 0.0, own.max_power_limit_w or math.inf
@@ -240,7 +240,7 @@ def _restore_power_limit(
 
 
 def _remove_power_profile(controller: GpuDriver, entry: JournalEntry) -> tuple[RestoreResult, str]:
-    """Remove the workload power profile that we have added; those of other programs stay, whatever the policy."""
+    """Remove the workload power profile that gpuenergyd has added; other programs' profiles stay under any policy."""
     if entry.intended_value is None:
         return RestoreResult.RESTORED, "no workload power profile was added"
     profile = round(entry.intended_value)

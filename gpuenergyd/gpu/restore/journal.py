@@ -1,7 +1,7 @@
 """Restore journal: the original state of each changed GPU, on disk (fsynced) before the first change.
 
 Theory of operation. One small JSON file is replaced atomically (temporary file, fsync, rename, fsync of the folder), so
-a reader sees the old list or the new one. A lock file beside it carries locks that the kernel releases when their
+a reader sees the old list or the new one. A lock file next to it carries locks that the kernel releases when their
 holder dies: one for the list, and one per GPU, held during each driver call that changes the GPU. So
 `gpuenergyd restore` and a running worker exclude each other per GPU, and a hanging call for one GPU blocks no other.
 """
@@ -47,11 +47,11 @@ _LIST_LOCK = 0
 _LOCK_WAIT_S = 5.0
 _LOCK_POLL_S = 0.002
 _NOT_OURS = frozenset({errno.ELOOP, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENXIO})
-"""Errors of opening the file that tell that somebody else has put it there."""
+"""Errors on opening the file which mean that someone else has put it there."""
 
 
 class UntrustedJournalError(JournalError):
-    """The file is not ours, or others may have written it: its content is not looked at."""
+    """The file is not ours, or others may have written it, so its content is not read."""
 
 
 class Journal:
@@ -72,11 +72,11 @@ class Journal:
         return content.boot_id == self._boot_id()
 
     def read(self) -> JournalContent:
-        """Return the entries; a missing file has none.
+        """Return the content; a missing file has no entries.
 
         Raises:
-            UntrustedJournalError: it has a wrong owner, mode or kind.
-            DamagedJournalError: it is not a journal, or a value cannot be right.
+            UntrustedJournalError: the file has the wrong owner, mode or type.
+            DamagedJournalError: it is not a journal, or a value is invalid.
             JournalError: it cannot be read.
         """
         body = self._body()
@@ -90,12 +90,12 @@ class Journal:
     def repair(
         self, repaired: Callable[[JournalContent, Sequence[BadPart]], JournalContent]
     ) -> tuple[str, Path | None, JournalContent] | None:
-        """Replace a damaged or incomplete journal by what `repaired` makes of what is right and what is not in it.
+        """Replace a damaged or incomplete journal with the result of `repaired` for its valid and its bad parts.
 
-        The old file is kept. Returns what was wrong, the path of the old file and the new content; None without damage.
+        The old file is kept. Return what was wrong, the path of the old file, and the new content; None without damage.
 
         Raises:
-            JournalError: the old file cannot be moved, or the new one not be written.
+            JournalError: the old file cannot be moved, or the new one cannot be written.
         """
         with self._lock(_LIST_LOCK):
             now = self._boot_id()
@@ -148,7 +148,7 @@ class Journal:
             raise kind(f"cannot read the journal {self._path}: {error.strerror}") from None
 
     def add(self, entries: Iterable[JournalEntry]) -> None:
-        """Add entries and make them durable; an entry for a control that is listed already keeps the first saved value.
+        """Add entries and make them durable; if a GPU's control is listed already, its first saved value is kept.
 
         Raises:
             JournalError: the entries are not durable, so the GPU must not be changed.
@@ -172,7 +172,7 @@ class Journal:
             self._write(dataclasses.replace(content, entries=tuple(kept.values())))
 
     def record_lock(self, gpu_uuid: str, sm_clock_mhz: int | None, *, is_settled: bool) -> None:
-        """Record the lock that may be in force, None for no lock; until it is settled, the higher of it and the last.
+        """Record the lock that may be in force, None for no lock; until settled, the higher of it and the last one.
 
         Raises:
             JournalError: the record is not durable.
@@ -183,7 +183,7 @@ class Journal:
             self._write(dataclasses.replace(content, entries=entries))
 
     def mark_unconfirmed(self, entry: JournalEntry) -> None:
-        """Record that a lock was removed without proof, or raise JournalError if the journal cannot be written."""
+        """Record that a lock was removed but not confirmed; raise JournalError if the journal cannot be written."""
         marked = dataclasses.replace(entry, is_unconfirmed=True, is_lock_settled=True)
         with self._lock(_LIST_LOCK):
             content = self.read()
@@ -191,7 +191,7 @@ class Journal:
             self._write(dataclasses.replace(content, entries=entries))
 
     def record_foreign_lock(self, gpu_uuid: str, sm_clock_mhz: int | None) -> None:
-        """Record the clock lock of another program, None for none; raise JournalError if that is not durable."""
+        """Record another program's clock lock, or None for no lock; raise JournalError if that is not durable."""
         with self._lock(_LIST_LOCK):
             content = self._of_this_boot()
             known = {uuid: mhz for uuid, mhz in content.foreign_locks_mhz.items() if uuid != gpu_uuid}
@@ -234,7 +234,7 @@ class Journal:
         return self._of_this_boot().entry(gpu_uuid, control)
 
     def our_power_profile(self, gpu_uuid: str) -> int | None:
-        """Return the workload power profile that we have added; None without one; raise JournalError if unreadable."""
+        """Return the workload power profile added by gpuenergyd, or None; raise JournalError if unreadable."""
         entry = self.entry(gpu_uuid, Control.POWER_PROFILE)
         return None if entry is None or entry.intended_value is None else round(entry.intended_value)
 
@@ -249,7 +249,7 @@ class Journal:
             yield
 
     def _keep_aside(self, body: bytes | None) -> Path:
-        """Keep the file for the administrator, a copy of what was read or else the file itself; return its path."""
+        """Keep a copy of `body`, or the file itself if None, for the administrator; return its path."""
         aside = self._path.with_name(f"{self._path.name}.corrupt-{time.time_ns()}")
         try:
             if body is None:
@@ -261,12 +261,12 @@ class Journal:
         return aside
 
     def _of_this_boot(self, content: JournalContent | None = None) -> JournalContent:
-        """Return the content; what was set before the host booted is gone."""
+        """Return the content, which is empty if it was written before the host booted."""
         content = self.read() if content is None else content
         return content if self.is_of_this_boot(content) else JournalContent(self._boot_id(), ())
 
     def _write(self, content: JournalContent, *, boot_id: str | None = None) -> None:
-        """Write content of this boot; with `boot_id`, what is left of another one: it must not pass for this one's."""
+        """Write content of this boot, or of another one with `boot_id`, so that it is not taken for this boot's."""
         body = encode(dataclasses.replace(content, boot_id=boot_id or self._boot_id()))
         try:
             replace_file(self._path, body, owner=self._owner(), is_durable=True, is_locked=True)
@@ -274,7 +274,7 @@ class Journal:
             raise JournalError(f"cannot write the journal {self._path}: {error.strerror}") from None
 
     def _owner(self) -> tuple[int, int] | None:
-        """Return the owner that files of root get: that of the folder."""
+        """Return the owner for files that root writes, which is the owner of the folder."""
         folder = self._path.parent.stat()
         return (folder.st_uid, folder.st_gid) if os.geteuid() == 0 else None
 

@@ -1,6 +1,6 @@
-"""Content of a restore journal: its entries, and decoding that checks each value and tells what is impossible.
+"""Content of a restore journal: its entries, and a decoder that checks each value and reports the invalid ones.
 
-Every entry is checked by itself: one that cannot be right says nothing against the others.
+Every entry is checked separately, so that an invalid entry does not invalidate the others.
 """
 
 import json
@@ -15,7 +15,7 @@ from gpuenergyd.gpu.restore.policy import RestorePolicy
 
 VERSION = 4
 _READABLE = frozenset({1, 2, 3, 4})
-"""Earlier versions lack fields that have a default, and workload power profiles."""
+"""Readable versions; earlier ones lack fields that have a default, and workload power profiles."""
 _MAX_NUMBER = 1e9
 _MAX_CLOCK_MHZ = 1_000_000
 _MAX_CHARS = 4_096
@@ -23,7 +23,7 @@ _PID_BITS, _UID_BITS, _TIME_BITS = 31, 32, 63
 
 
 class DamagedJournalError(JournalError):
-    """The file exists and is ours, but it is not a journal, or has values that cannot be right."""
+    """The file exists and is ours, but it is not a journal or has invalid values."""
 
 
 class Control(StrEnum):
@@ -44,11 +44,11 @@ class KnownBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One control of one GPU that is changed, or is about to be; `saved_value` None means the driver's default.
+    """One setting of one GPU that is or may soon be changed; `saved_value` None means the driver's default.
 
     Values are MHz for a clock lock and watts for a power limit. A restore opens `driver` with `world_path`.
-    A power limit other than `intended_value` is another program's. None: any may be ours, as during a driver call.
-    For a workload power profile `intended_value` is its number: only that one is ours, nothing is saved.
+    A power limit other than `intended_value` was set by another program; if that is None, as during a driver call, any
+    limit may be ours. For a workload power profile, `intended_value` is the number of the added one; nothing is saved.
     """
 
     gpu_uuid: str
@@ -66,11 +66,11 @@ class JournalEntry:
     intended_value: float | None = None
     restore_policy: RestorePolicy = RestorePolicy.ONLY_IF_OURS
     locked_sm_clock_mhz: int | None = None
-    """The highest lock that may be in force; None without one, and where the driver's word is proof of a reset."""
+    """The highest lock that may be in force; None if there is none, or if the driver reliably confirms a reset."""
     is_lock_settled: bool = False
-    """Whether the call that set the lock has returned: until then the one before may be in force, too."""
+    """Whether the call that set the lock has returned; until then, the previous lock may still be in force."""
     is_unconfirmed: bool = False
-    """Whether the lock was removed, but the GPU has not been seen above it since."""
+    """Whether the lock was removed but the GPU has not been seen above it since."""
 
     @property
     def key(self) -> tuple[str, Control]:
@@ -87,7 +87,7 @@ class JournalContent:
     foreign_locks_mhz: Mapping[str, int] = field(default_factory=dict)
     """Clock locks of other programs, by GPU."""
     is_incomplete: bool = False
-    """Whether the journal before was damaged, and it is not known which GPUs it listed."""
+    """Whether an earlier journal was damaged and it is unknown which GPUs it listed."""
 
     def entry(self, gpu_uuid: str, control: Control) -> JournalEntry | None:
         """Return the entry for one control of a GPU; None if it is not listed."""
@@ -96,14 +96,14 @@ class JournalContent:
 
 @dataclass(frozen=True, slots=True)
 class BadPart:
-    """A part of a journal that cannot be right; `is_change` if it may stand for a change of a GPU."""
+    """An invalid part of a journal; `is_change` says whether it may record a change of a GPU."""
 
     reason: str
     value: Any
     is_change: bool = True
 
     def texts(self) -> Iterator[str]:
-        """Yield every text in it, to find out which GPU it is about."""
+        """Yield every text in the part, to find out which GPU it is about."""
         left = [self.value]
         while left:
             value = left.pop()
@@ -115,7 +115,7 @@ class BadPart:
                 left += value
 
     def valid(self, name: str) -> Any:
-        """Return the value of one field, None if it is missing or cannot be right."""
+        """Return the value of one field; None if it is missing or invalid."""
         try:
             return _CHECKS[name](self.value[name])
         except (TypeError, KeyError, IndexError, ValueError, OverflowError):
@@ -135,9 +135,9 @@ def encode(content: JournalContent) -> bytes:
 
 
 def decode(body: bytes, present_boot_id: str) -> tuple[JournalContent, tuple[BadPart, ...]]:
-    """Return what is right in the text of a journal, and what is not.
+    """Return the valid and the invalid parts of a journal's text.
 
-    Without a boot id that can be right it counts as one of the present boot.
+    Without a valid boot id, it is treated as a journal of the present boot.
 
     Raises:
         DamagedJournalError: it is not a JSON object.
@@ -154,7 +154,7 @@ def decode(body: bytes, present_boot_id: str) -> tuple[JournalContent, tuple[Bad
         bad.append(BadPart(f"boot_id is {_shown(boot_id)}", None, is_change=False))
         boot_id = present_boot_id
     if type(version) is not int or version not in _READABLE:
-        # What another version means by its fields is unknown, but not which GPUs it names.
+        # The meaning of another version's fields is unknown, but the GPUs that it names can be found.
         bad += [
             BadPart(f"it has version {_shown(version)}; expected {VERSION}", part)
             for part in _listed(document.get("entries")) or (None,)
@@ -186,7 +186,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _shown(value: Any) -> str:
-    """Return a value for a message, without what is inside it: that may be nested without end."""
+    """Return a value for a message, without the content of objects and lists, which may be deeply nested."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     return f"{value!r:.80}"
@@ -196,7 +196,7 @@ def _entry(value: Any) -> JournalEntry:
     """Return an entry.
 
     Raises:
-        TypeError, ValueError, OverflowError: it is no object, or a field is unknown, missing or cannot be right.
+        TypeError, ValueError, OverflowError: it is not an object, or a field is unknown, missing or invalid.
     """
     if not isinstance(value, dict):
         raise TypeError(f"an entry is {_shown(value)}")

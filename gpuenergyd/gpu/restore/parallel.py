@@ -1,4 +1,4 @@
-"""Restores several GPUs at once, each on a thread of its own: one whose driver call hangs delays no other."""
+"""Restores several GPUs in parallel, each on its own thread, so that a hanging driver call delays no other GPU."""
 
 import queue
 import threading
@@ -10,7 +10,7 @@ from gpuenergyd.gpu.restore.executor import RestoreOutcome, RestoreResult
 from gpuenergyd.gpu.restore.journal import Control
 
 CALL_LIMIT_S = 15.0
-"""For one GPU; a restore takes a fraction of a second."""
+"""Time limit per GPU; a restore takes a fraction of a second."""
 
 
 def restore_each(
@@ -22,7 +22,7 @@ def restore_each(
     """Return the outcomes in the order of the GPUs, and whether a call has not returned within `limit_s`.
 
     Raises:
-        GpuEnergyError: raised for a GPU, once all are done.
+        GpuEnergyError: restoring a GPU raised it; raised once all GPUs are done.
     """
     uuids = tuple(dict.fromkeys(gpu_uuids))
     done: queue.SimpleQueue[tuple[str, Sequence[RestoreOutcome] | GpuEnergyError]] = queue.SimpleQueue()

@@ -11,11 +11,11 @@ class RestorePolicy(StrEnum):
     """Policy for restoring a GPU at the end of a job or of the daemon."""
 
     ONLY_IF_OURS = "only-if-ours"
-    """Settings that still have our values; those that another program changed since are kept and reported."""
+    """Restore settings that still have our values; report and keep those that another program has changed since."""
     RESTORE = "restore"
-    """All settings, including those that another program changed since."""
+    """Restore all settings, including those that another program has changed since."""
     KEEP = "keep"
-    """As `only-if-ours` at the end of a job; at the end of the daemon, clocks of running jobs are kept."""
+    """Like `only-if-ours` at the end of a job; at the end of the daemon, keep the clocks of running jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class RestoreRules:
     baseline_sm_clock_mhz: Mapping[str, int] = field(default_factory=dict)
 
     def baseline_of(self, identity: GpuIdentity) -> int | None:
-        """Return the clock to restore: the fastest supported one up to the baseline; None is no lock."""
+        """Return the clock to restore, the fastest supported one up to the baseline; None for no lock."""
         named = self.baseline_sm_clock_mhz
         baseline_mhz = named.get(identity.gpu_uuid, named.get(identity.model_name))
         if baseline_mhz is None:

@@ -1,8 +1,8 @@
-"""Repair of a damaged restore journal: what is right in it stays, and a GPU that it may have listed is reset.
+"""Repair of a damaged restore journal: valid entries stay, and every GPU that it may have listed is reset.
 
-The damaged file is kept beside the journal. Its bad entries become entries that remove the clock lock of their GPU, or
-set it again at the lock of another program that the journal knows, so that restores, retries and reports are the usual
-ones. A file that belongs to somebody else is moved aside unread.
+The damaged file is kept next to the journal. Each bad entry is replaced by one that removes its GPU's clock lock, or
+sets another program's lock again if the journal has one, so that restores, retries and reports work as usual. A file
+that belongs to another user is moved aside without being read.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ _REPAIR = "repair of the journal"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RepairingHost:
-    """The GPUs that a damaged journal may be about, and the driver that opens them; all unknown in `restore`."""
+    """The GPUs that a damaged journal may list, and their driver; all unknown to the restore command."""
 
     gpu_uuids: Collection[str] | None = None
     driver: str = ""
@@ -25,9 +25,9 @@ class RepairingHost:
 
 
 def repair_journal(journal: Journal, host: RepairingHost) -> str | None:
-    """Repair a journal; return what was wrong, where the file is now and what follows, None if nothing was wrong.
+    """Repair a journal; return what was wrong, where the file is now and which GPUs are reset, or None if intact.
 
-    Where an entry does not tell its GPU, all of the host are reset; if they are unknown the journal stays incomplete.
+    If an entry does not name its GPU, all the host's GPUs are reset; if they are unknown, the journal stays incomplete.
 
     Raises:
         JournalError: the journal cannot be moved or written.
@@ -42,7 +42,7 @@ def repair_journal(journal: Journal, host: RepairingHost) -> str | None:
 
 
 def repaired_content(content: JournalContent, bad: Sequence[BadPart], host: RepairingHost) -> JournalContent:
-    """Return a content without bad parts, that resets every GPU which one of them may be about."""
+    """Return the content without its bad parts, with entries that reset every GPU that a bad part may name."""
     kept = {entry.key: entry for entry in content.entries}
     is_incomplete = content.is_incomplete
     for part in bad:
@@ -73,7 +73,7 @@ def _gpus_of(part: BadPart, host: RepairingHost) -> set[str]:
 
 
 def _replacement(part: BadPart, uuid: str, content: JournalContent, host: RepairingHost) -> JournalEntry | None:
-    """Return the entry for what a bad one may have changed; None if it is not known which driver changed it."""
+    """Return the entry that restores what a bad part may have changed; None if the driver is unknown."""
     driver, world_path = host.driver, host.world_path
     if not driver:
         driver, world_path = part.valid("driver") or "", part.valid("world_path")
@@ -88,7 +88,7 @@ def _replacement(part: BadPart, uuid: str, content: JournalContent, host: Repair
 
 
 def _reset(uuid: str, content: JournalContent, driver: str, world_path: str | None) -> JournalEntry:
-    """Return the entry that leaves a GPU without our clock lock: with that of another program, if one is known."""
+    """Return an entry that removes our clock lock from a GPU, or restores another program's lock if known."""
     foreign_mhz = content.foreign_locks_mhz.get(uuid)
     return JournalEntry(
         gpu_uuid=uuid,

@@ -1,1 +1,1 @@
-"""The power budget of a fleet: grid events, its division among hosts, leases that are safe, and reports of events."""
+"""Decisions about a fleet's power budget: grid events, division among hosts, safe leases, and reports of events."""

@@ -1,11 +1,12 @@
-"""The decision of a fleet's coordinator: which leases of watts to hand out now. Pure, and without any memory.
+"""The fleet coordinator's decision which power leases to hand out now: a pure function without memory.
 
 Theory of operation. The limit of a fleet is a step function of time: its budget, lowered by grid events. For every
-host, `HeldPower` tells the most that it may draw at each instant to come. A new lease is handed out only if the sum
-over all hosts stays below the limit at every one of these instants, even if hosts lose contact from now on, or this
-coordinator dies. Lowering a host always keeps that; what it leaves is free for others once the host has confirmed.
-Ahead of an event every host gets its part of the event as fallback, and no larger lease reaches into the event, which
-so begins by itself. Hosts that are silent count with the most that they may draw; the others share what is left.
+host, `HeldPower` gives the most power that it may draw at each future instant. A new lease is handed out only if the
+sum over all hosts stays within the limit at all these instants, even if hosts lose contact from now on, or this
+coordinator dies. Lowering a host is always safe; the power that it gives up is free for others once the host has
+confirmed. Ahead of an event, every host gets its part of the event's limit as fallback, and no larger lease reaches
+into the event. The event thus takes effect even without a coordinator. Silent hosts are counted with the most power
+that they may draw, and the others share what is left.
 """
 
 import math
@@ -19,9 +20,9 @@ from gpuenergyd_fleet.decisions.leases import Fallback, HeldPower, Lease
 _TOLERANCE_RATIO = 1e-9
 _COMMON_S = 5.0
 _MAX_ANNOUNCED = 12
-"""Events that a lease brings along; later ones follow in time."""
+"""Most events announced in a lease; later leases announce later events."""
 _LEAST_W = 1.0
-"""A budget is above 0."""
+"""Smallest budget of a host, since budgets must be above 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +34,20 @@ class FleetRules:
     """A lease with less time left is renewed."""
     least_lease_s: float = 5.0
     margin_s: float = 1.0
-    """Largest difference of clocks, and time until a lease is in force, together."""
+    """Sum of the largest clock difference between hosts and the time until a lease is in force."""
     silent_s: float = 10.0
-    """A host that has not reported for so long is out of contact."""
+    """Time without a report after which a host is out of contact."""
     step_ratio: float = 0.01
-    """A change below this ratio of a host's share is not worth a new lease."""
+    """Changes smaller than this ratio of a host's share cause no new lease."""
     announced_s: float = 86_400.0
-    """How long before its begin hosts learn of an event."""
+    """How long before its start hosts learn of an event."""
     recovery_s: float = 600.0
-    """Time after an event for which the load before it is the most, where it was measured."""
+    """Time after an event during which the load must not exceed the load measured before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetHost:
-    """One host as the coordinator knows it."""
+    """What the coordinator knows about one host."""
 
     host: str
     reported_s: float
@@ -54,7 +55,7 @@ class FleetHost:
     demand: HostDemand
     measured_w: float | None = None
     speed: float | None = None
-    """Speed of its jobs in GPUs at full speed; None while unknown."""
+    """Total speed of its jobs, in units of one GPU at full speed; None while unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +65,18 @@ class FleetView:
     budget_w: float
     hosts: tuple[FleetHost, ...]
     events: tuple[GridEvent, ...] = ()
-    """With the load before them, as far as it was measured; a percentage without it counts from the budget."""
+    """Events, with the load before them if measured; without it, a percentage is relative to the budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetDecision:
-    """New leases by host, and what the fleet may draw."""
+    """New leases by host, and the power that the fleet may draw."""
 
     leases: Mapping[str, Lease]
     limit_w: float
-    """The least of the budget and the events that hold now."""
+    """The lowest of the budget and the limits of the active events."""
     held_w: float
-    """The most that all hosts may draw now, before the new leases."""
+    """The most power that all hosts together may draw now, before the new leases."""
     silent: tuple[str, ...] = ()
     trouble: str | None = None
 
@@ -87,7 +88,7 @@ def decide(view: FleetView, now_s: float, rules: FleetRules | None = None) -> Fl
 
 @dataclass(slots=True)
 class _Decision:
-    """One decision; `_most_w` holds the most of all hosts at each instant to come, new leases included."""
+    """One decision; `_most_w` holds, by future instant, the most power of all hosts, including new leases."""
 
     view: FleetView
     now_s: float
@@ -105,7 +106,7 @@ class _Decision:
         held_w = self._most_w[self.now_s]
         wanted = self._wanted(connected, silent)
         is_over = held_w > self._limits_w[self.now_s] * (1 + _TOLERANCE_RATIO)
-        # Lowered hosts first: nothing keeps them, and what they leave is free once they have confirmed.
+        # Lowered hosts first, since lowering is always possible and frees power once they have confirmed.
         for own in sorted(connected, key=lambda own: wanted[own.host] - own.held.most_w(self.now_s, rules.margin_s)):
             self._hand_out(own, wanted[own.host], end_s, self._fallback(own, connected, silent), is_over=is_over)
         limit_w = self._limits_w[self.now_s]
@@ -119,13 +120,13 @@ class _Decision:
         return min(self.view.budget_w, least_limit_w(self.view.events, at_s, self.view.budget_w))
 
     def _starts_s(self) -> list[float]:
-        """Return the begins of events to come for which leases must have ended."""
+        """Return the start times of future events, before which leases must end."""
         lead_s = self.rules.least_lease_s
         return [e.start_s for e in self.view.events if not e.is_cancelled and e.start_s > self.now_s + lead_s]
 
     def _next_end_s(self) -> float:
         margin_s = self.rules.margin_s
-        # Common ends: the fewer instants at which something changes, the less there is to check.
+        # Common end times, so that there are fewer instants to check.
         end_s = (self.now_s + self.rules.lease_s) // _COMMON_S * _COMMON_S
         return min([end_s, *(start_s - margin_s for start_s in self._starts_s())])
 
@@ -137,7 +138,7 @@ class _Decision:
             instants |= edges | {edge + sign * rules.margin_s for edge in edges for sign in (-1, 1)}
         for own in self.view.hosts:
             instants |= own.held.instants(rules.margin_s)
-        # A shorter lease ends a margin before an instant, and may end two margins before it.
+        # A shortened lease ends one margin before an instant, or by a fast clock two margins before it.
         for at_s in sorted(instants | {at_s - 2 * rules.margin_s for at_s in instants}):
             if at_s >= self.now_s:
                 self._most_w[at_s] = math.fsum(own.held.most_w(at_s, rules.margin_s) for own in self.view.hosts)
@@ -146,7 +147,7 @@ class _Decision:
     # --- what each host should have ---
 
     def _wanted(self, connected: Sequence[FleetHost], silent: Sequence[FleetHost]) -> dict[str, float]:
-        """Return the watts of each host in contact: from the least limit until the next leases can be in force."""
+        """Return the power of each host in contact, from the lowest limit until the next leases can be in force."""
         soon_s = self.now_s + self.rules.least_lease_s
         limit_w = min(w for at_s, w in self._limits_w.items() if at_s <= soon_s)
         limit_w = min(limit_w, self._recovery_w())
@@ -158,7 +159,7 @@ class _Decision:
         return {host: max(_LEAST_W, own_w) for host, own_w in found.items()}
 
     def _recovery_w(self) -> float:
-        """Return the load before the last events, for some time after their end: no rebound above it."""
+        """Return the load before recently ended events, which must not be exceeded for some time after them."""
         recent = (
             event.baseline_w
             for event in self.view.events
@@ -167,7 +168,7 @@ class _Decision:
         return min((w for w in recent if w is not None), default=math.inf)
 
     def _announced(self) -> list[GridEvent]:
-        """Return the next events that hosts learn of, and those of which they recover."""
+        """Return the next events to announce to hosts, and those from which the fleet still recovers."""
         until_s = self.now_s + self.rules.announced_s
         recovery_s = self.rules.recovery_s
         known = [
@@ -180,7 +181,7 @@ class _Decision:
     def _fallback(
         self, host: FleetHost, connected: Sequence[FleetHost], silent: Sequence[FleetHost]
     ) -> tuple[Fallback, ...]:
-        """Return what the host falls back to: its share, scaled where all shares together exceed a limit."""
+        """Return the host's fallback: its share, scaled down at times when all shares together exceed a limit."""
         margin_s, budget_w = self.rules.margin_s, self.view.budget_w
         share_w = host.held.share_w
         shares_w = math.fsum(own.held.share_w for own in connected)
@@ -199,7 +200,7 @@ class _Decision:
             ratio = max(0.0, left_w) / shares_w if shares_w > 0 else 0.0
             if ratio < 1:
                 least_w = max(_LEAST_W, ratio * share_w)
-                # A lease ends a margin before an event, on a clock that may be a margin fast.
+                # A lease ends one margin before an event, by a clock that may be one margin fast.
                 found.append(Fallback(start_s - 3 * margin_s, end_s + 2 * margin_s, least_w))
         return tuple(found)
 
@@ -208,7 +209,7 @@ class _Decision:
     def _hand_out(
         self, own: FleetHost, wanted_w: float, end_s: float, fallback: tuple[Fallback, ...], *, is_over: bool
     ) -> None:
-        """Hand out a lease, unless the host's newest one is as good."""
+        """Hand out a lease, unless the host's newest lease is as good."""
         rules, before = self.rules, own.held.newest
         number = 1 + max(own.held.confirmed, before.number if before is not None else 0)
         if before is not None:
@@ -239,7 +240,7 @@ class _Decision:
     def _possible(
         self, own: FleetHost, number: int, wanted_w: float, end_s: float, fallback: tuple[Fallback, ...]
     ) -> Iterator[Lease]:
-        """Yield leases, best first: the most watts up to those wanted, and of these the latest end."""
+        """Yield leases, best first: by power, up to the wanted power, then by the latest end."""
         margin_s, before = self.rules.margin_s, own.held.newest
         free_w = {
             at_s: own.held.most_w(at_s, margin_s) + max(0.0, self._limits_w[at_s] - most_w)
@@ -253,9 +254,9 @@ class _Decision:
                 yield Lease(number, power_w, chosen_s, entries)
 
     def _cautious(self, before: Lease | None, fallback: tuple[Fallback, ...]) -> tuple[Fallback, ...]:
-        """Return a fallback that is nowhere above what the host has now: others may count on it.
+        """Return a fallback that never exceeds what the host has now, since others may rely on that.
 
-        For instance until the leases of others end that its power pays for, or after a cancelled event.
+        It is needed, for instance, while other hosts' leases use the power that this host gave up.
         """
         if before is None:
             return fallback
@@ -268,7 +269,7 @@ class _Decision:
         return min([wanted_w, *(w for at_s, w in free_w.items() if at_s < end_s + self.rules.margin_s)])
 
     def _fits(self, own: FleetHost, lease: Lease) -> bool:
-        """Return whether the fleet stays within its limit at all instants, whether the lease arrives or not."""
+        """Return whether the fleet stays within its limit at all instants, whether or not the lease arrives."""
         for at_s, most_w in self._most_w.items():
             more_w = self._more_w(own, lease, at_s)
             if more_w > 0 and most_w + more_w > self._limits_w[at_s] * (1 + _TOLERANCE_RATIO):
@@ -285,7 +286,7 @@ class _Decision:
             self._most_w[at_s] += self._more_w(own, lease, at_s)
 
     def _differs(self, before: Lease, fallback: tuple[Fallback, ...], own: FleetHost) -> bool:
-        """Return whether a host would fall back to something else than it knows."""
+        """Return whether a fallback differs from the one that the host knows."""
         margin_s, share_w = self.rules.margin_s, own.held.share_w
         tolerance_w = self.rules.step_ratio * share_w
         known, new = Lease(0, 0.0, -math.inf, before.fallback), Lease(0, 0.0, -math.inf, fallback)
@@ -296,7 +297,7 @@ class _Decision:
         )
 
     def _trouble(self, silent: Sequence[FleetHost], limit_w: float) -> str | None:
-        """Return what keeps the fleet from its limit, None if nothing does."""
+        """Return why the fleet may exceed its limit; None if it does not."""
         kept_w = math.fsum(own.held.most_w(self.now_s, self.rules.margin_s) for own in silent)
         if kept_w > limit_w:
             return f"hosts out of contact may draw {kept_w:.0f} W, more than the limit of {limit_w:.0f} W"

@@ -1,8 +1,8 @@
-"""Division of a fleet's power among hosts: each watt goes to the host whose jobs gain most speed by it.
+"""Division of a fleet's power among hosts: each watt goes to the host whose jobs gain the most speed from it.
 
-Every host has a concave curve of weighted speed over power, from the least that leaves each of its jobs the floor of
-speed. Filling the segments of all curves in order of speed per watt is optimal, as within a host. What is left when all
-jobs run at full speed is divided by shares, so that a job that begins finds some power.
+Every host has a concave curve of weighted speed against power, which starts at the least power at which each of its
+jobs runs at the minimum speed. Filling the segments of all curves in order of speed per watt is optimal, as within a
+host. Power left over when all jobs run at full speed is divided by shares, so that new jobs find some power.
 """
 
 from collections.abc import Mapping
@@ -12,18 +12,19 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class HostDemand:
-    """What a host can do with power."""
+    """The speed that a host's jobs reach with a given power."""
 
     share_w: float
-    """Its part of the fleet's power when nobody tells it anything else."""
+    """Its part of the fleet's power when it has no lease."""
     curve: tuple[tuple[float, float], ...] = ()
-    """Power in watts and weighted speed in GPUs at full speed, both rising; empty while unknown."""
+    """Points of power in W and weighted speed in units of one GPU at full speed, both rising; empty while unknown."""
 
 
 def divided(power_w: float, demands: Mapping[str, HostDemand]) -> dict[str, float]:
     """Return the power of each host in watts; the sum is at most `power_w`.
 
-    A host without a curve gets at most its share, and hosts whose least is more than there is get equal ratios of it.
+    A host without a curve gets at most its share. If there is too little for all hosts' minimum powers, each gets the
+    same ratio of its minimum.
     """
     least_w = {host: demand.curve[0][0] if demand.curve else demand.share_w for host, demand in demands.items()}
     total_w = sum(least_w.values())

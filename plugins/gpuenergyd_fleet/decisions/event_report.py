@@ -1,7 +1,7 @@
-"""The report of a grid event: what was asked, what was delivered, how fast, the rebound, and the work that was lost.
+"""The report of a grid event: the reduction asked for and delivered, how fast, the rebound, and the work lost.
 
-Everything comes from samples of the whole fleet, one for each cycle of the coordinator. Instants are seconds since 1970
-UTC. A sample without the power of all hosts is missing, never zero.
+All figures come from samples of the whole fleet, one per cycle of the coordinator. Instants are seconds since 1970 UTC.
+A sample that lacks the power of a host is treated as missing, never as zero.
 """
 
 import math
@@ -11,33 +11,33 @@ from dataclasses import dataclass
 from gpuenergyd_fleet.decisions.grid_event import GridEvent
 
 BEFORE_S = 300.0
-"""Time before an event whose mean is the load, and the speed, before it."""
+"""Time before an event over which its baseline load and speed are averaged."""
 AFTER_S = 600.0
-"""Time after an event in which the rebound is looked for."""
+"""Time after an event in which the rebound is measured."""
 TOLERANCE_RATIO = 0.02
-"""Measured power this much above the limit still counts as reached."""
+"""Measured power up to this ratio above the limit is treated as within it."""
 _REBOUND_S = 10.0
-"""Length of the means whose highest is the rebound."""
+"""Averaging time of the power whose highest value is the rebound."""
 _MOST_GAP_S = 5.0
-"""Time for which a sample counts at most."""
+"""Longest time that one sample stands for."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSample:
-    """The fleet at one instant; None is unknown."""
+    """The fleet's power and speed at one instant; None if unknown."""
 
     at_s: float
     limit_w: float
     measured_w: float | None
     speed: float | None = None
-    """Speed of all jobs, in GPUs at full speed."""
+    """Total speed of all jobs, in units of one GPU at full speed."""
     num_hosts: int = 0
     num_silent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class EventReport:
-    """What a grid event asked for and what it got; None is unknown."""
+    """What a grid event asked for and what was delivered; None if unknown."""
 
     event_id: str
     start_s: float
@@ -48,39 +48,39 @@ class EventReport:
     baseline_w: float | None
     """Mean load in the five minutes before the event."""
     limit_w: float | None
-    """The most load that was asked for."""
+    """The highest load that the event permitted."""
     asked_reduction_w: float | None
     delivered_reduction_w: float | None
-    """The load before, less the mean load from when the limit was reached until the end."""
+    """The load before the event, minus the mean load from reaching the limit until the end."""
     mean_w: float | None
     reached_s: float | None
-    """Time from the begin until the load was first at the limit, with 2 % tolerance; None if it never was."""
+    """Time from the start until the load first reached the limit, with 2 % tolerance; None if it never did."""
     over_limit_s: float | None
     """Time above the limit, with 2 % tolerance, after it was reached."""
     highest_w: float | None
     """Highest load after the limit was reached."""
     rebound_w: float | None
-    """By how much the highest mean of ten seconds in the ten minutes after the event was above the load before."""
+    """How much the highest 10 s mean in the ten minutes after the event exceeded the load before it."""
     saved_energy_kwh: float | None
-    """Energy during the event less than at the load before it, the lost work not made up for."""
+    """Energy saved during the event against the load before it, ignoring the energy to make up for lost work later."""
     lost_work_gpu_h: float | None
-    """Work that was not done, in hours of a GPU at full speed, compared with the speed before."""
+    """Work not done compared with the speed before the event, in GPU hours at full speed."""
     lost_work_ratio: float | None
-    """The same, relative to the work that would have been done."""
+    """Lost work relative to the work that would have been done."""
     num_hosts: int
     num_silent_hosts: int
-    """Most hosts that were out of contact at a time."""
+    """Largest number of hosts out of contact at one time."""
     missing_s: float
-    """Time of the event without the power of all hosts."""
+    """Time within the event for which some host's power is unknown."""
 
 
 def event_report(event: GridEvent, samples: Sequence[FleetSample], budget_w: float) -> EventReport:
     """Return the report of an event from samples around it, in order of time.
 
     Args:
-        event: the event; a baseline given by the event is used instead of the one measured by samples.
-        samples: from five minutes before until ten minutes after it.
-        budget_w: the fleet's budget, the load that a percentage counts from where nothing was measured.
+        event: the event; its own baseline, if given, replaces the one measured from samples.
+        samples: from five minutes before until ten minutes after the event.
+        budget_w: the fleet's budget, to which a percentage refers if no load was measured.
     """
     before = [own for own in samples if event.start_s - BEFORE_S <= own.at_s < event.start_s]
     during = [own for own in samples if event.is_active(own.at_s)]
@@ -139,7 +139,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _spans(samples: Sequence[FleetSample], end_s: float) -> list[float]:
-    """Return the time for which each sample counts: until the next one, and not for long."""
+    """Return the time that each sample stands for: until the next one, with an upper limit."""
     ends_s = [*(own.at_s for own in samples[1:]), end_s]
     return [min(_MOST_GAP_S, next_s - own.at_s) for own, next_s in zip(samples, ends_s, strict=False)]
 
@@ -152,7 +152,7 @@ def _lost_s(during: Sequence[FleetSample], spans: Sequence[float], speed_before:
 
 
 def _rebound_w(after: Sequence[FleetSample], baseline_w: float | None) -> float | None:
-    """Return the highest mean of ten seconds above the load before; None where nothing was measured."""
+    """Return how much the highest 10 s mean exceeds the load before the event; None if nothing was measured."""
     known = [(own.at_s, own.measured_w) for own in after if own.measured_w is not None]
     if baseline_w is None or not known or known[-1][0] - known[0][0] < _REBOUND_S:
         return None

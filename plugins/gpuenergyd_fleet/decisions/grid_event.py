@@ -1,4 +1,4 @@
-"""Grid events: a grid operator asks a fleet to draw at most so much, from a begin until an end.
+"""Grid events: a grid operator asks a fleet to limit its load from a start until an end.
 
 Instants are seconds since 1970 UTC.
 """
@@ -11,21 +11,21 @@ from enum import StrEnum
 MAX_EVENT_ID_CHARS = 64
 MAX_REASON_CHARS = 200
 MAX_AHEAD_S = 366 * 86_400.0
-"""How far ahead an event may begin."""
+"""How far in the future an event may begin."""
 MAX_DURATION_S = 7 * 86_400.0
 MAX_LOAD_W = 1e11
 MAX_OPEN_EVENTS = 100
-"""Events of a fleet that are not over."""
+"""Most events of a fleet that have not ended."""
 
 
 class LoadUnit(StrEnum):
-    """What the value of a load target counts."""
+    """Unit of a load target."""
 
     W = "W"
     KW = "kW"
     MW = "MW"
     PERCENT = "percent"
-    """Of the mean load before the event began."""
+    """Percent of the mean load before the event began."""
 
 
 _WATTS = {LoadUnit.W: 1.0, LoadUnit.KW: 1e3, LoadUnit.MW: 1e6}
@@ -36,7 +36,7 @@ class GridEvent:
     """A load target: the fleet draws at most `value` from `start_s` until just before `end_s`, best effort."""
 
     event_id: str
-    """The operator's correlation id; another event with the same id replaces the first."""
+    """The operator's correlation id; a later event with the same id replaces this one."""
     start_s: float
     end_s: float
     value: float
@@ -44,28 +44,28 @@ class GridEvent:
     reason: str = ""
     is_cancelled: bool = False
     issued_s: float = 0.0
-    """When the operator sent it: an older version never replaces a newer one."""
+    """When the operator sent it; an older version never replaces a newer one."""
     source: str = ""
     baseline_w: float | None = None
-    """Mean load before the event began; None until then, and where it was not measured."""
+    """Mean load before the event began; None before that, or if not measured."""
 
     def limit_w(self, load_w: float) -> float:
-        """Return the most load in watts.
+        """Return the highest permitted load in watts.
 
         Args:
-            load_w: the load now, which a percentage counts from while there is no baseline.
+            load_w: the present load, to which a percentage refers while there is no baseline.
         """
         if self.unit is LoadUnit.PERCENT:
             return self.value / 100 * (load_w if self.baseline_w is None else self.baseline_w)
         return self.value * _WATTS[self.unit]
 
     def is_active(self, at_s: float) -> bool:
-        """Return whether it holds at an instant."""
+        """Return whether the event is in force at an instant."""
         return not self.is_cancelled and self.start_s <= at_s < self.end_s
 
 
 def event_problem(event: GridEvent, now_s: float) -> str | None:
-    """Return what is wrong with an event that arrives now, with what is valid; None if nothing is."""
+    """Return what is wrong with an event received now, and what would be valid; None if nothing is wrong."""
     return next(_problems(event, now_s), None)
 
 
@@ -91,7 +91,7 @@ def _problems(event: GridEvent, now_s: float) -> Iterator[str]:
 
 
 def replaces(event: GridEvent, before: GridEvent | None) -> bool:
-    """Return whether a valid event changes what is known of its id: a repetition and an older version do not."""
+    """Return whether a valid event replaces the known one with its id, which a repetition or older version does not."""
     if before is None:
         return True
     same = (event.start_s, event.end_s, event.value, event.unit, event.reason, event.is_cancelled) == (
@@ -106,5 +106,5 @@ def replaces(event: GridEvent, before: GridEvent | None) -> bool:
 
 
 def least_limit_w(events: Iterable[GridEvent], at_s: float, load_w: float) -> float:
-    """Return the least limit of the events that hold at an instant, infinity without one: they may overlap."""
+    """Return the lowest limit of the events in force at an instant, which may overlap; infinity if there are none."""
     return min((event.limit_w(load_w) for event in events if event.is_active(at_s)), default=math.inf)

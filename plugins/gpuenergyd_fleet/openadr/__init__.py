@@ -1,1 +1,1 @@
-"""The OpenADR receiver: a process without rights that polls a grid operator's server and writes a file of events."""
+"""The OpenADR receiver: an unprivileged process that polls a grid operator's server and writes a file of events."""

@@ -33,21 +33,21 @@ def openadr(  # noqa: PLR0913  one parameter for each option
     ] = None,
     vtn_fingerprint: Annotated[
         str | None,
-        typer.Option("--vtn-fingerprint", metavar="TEXT", help="Demand messages signed with this certificate."),
+        typer.Option("--vtn-fingerprint", metavar="TEXT", help="Require messages signed with this certificate."),
     ] = None,
     capacity_w: Annotated[
         float | None,
-        typer.Option("--capacity-w", metavar="WATTS", help="Load that x-loadControlCapacity is a share of."),
+        typer.Option("--capacity-w", metavar="WATTS", help="Load to which x-loadControlCapacity refers."),
     ] = None,
     simple_levels: Annotated[
         str | None,
-        typer.Option("--simple-levels", metavar="P1,P2,P3", help="Most load in percent at levels 1 to 3 of SIMPLE."),
+        typer.Option("--simple-levels", metavar="P1,P2,P3", help="Highest load in percent at levels 1 to 3 of SIMPLE."),
     ] = None,
 ) -> int:
     """Receive grid events from an OpenADR 2.0b server.
 
-    Runs until Ctrl-C, without rights on any host and without the database: it only writes FILE, which the coordinator
-    reads and checks. Needs the package openleadr: pip install 'gpuenergyd[openadr]'.
+    Runs until Ctrl-C and needs no privileges and no database: it only writes FILE, which the coordinator reads and
+    checks. Needs the package openleadr: pip install 'gpuenergyd[openadr]'.
 
     Examples:
         gpuenergyd fleet openadr --vtn-url https://vtn.example/OpenADR2/Simple/2.0b --ven-name site --out events.csv

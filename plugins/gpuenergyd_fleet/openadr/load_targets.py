@@ -1,7 +1,7 @@
-"""Load targets of OpenADR 2.0b events: which signals are understood, and what they ask for.
+"""Load targets of OpenADR 2.0b events: which signals are supported, and what they ask for.
 
-Events are dictionaries as openleadr parses them. Nothing in them is trusted: what is missing, of another type or
-impossible is refused with one line.
+Events are dictionaries as openleadr parses them. Nothing in them is trusted: missing values, values of the wrong type
+and impossible values are refused with a one-line reason.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,19 +15,19 @@ from gpuenergyd_fleet.decisions.grid_event import MAX_REASON_CHARS, GridEvent, L
 
 OPENADR_SOURCE = "openadr"
 NUM_LEVELS = 3
-"""Levels of the signal SIMPLE above the usual one, 0."""
+"""Number of levels of the signal SIMPLE above the normal level, 0."""
 _MAX_INTERVALS = 50
 _SCALES = {"none": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 
 
 @dataclass(frozen=True, slots=True)
 class SiteTerms:
-    """What the site has agreed on with the grid operator beside the events."""
+    """Terms that the site has agreed with the grid operator outside the events."""
 
     capacity_w: float | None = None
-    """Load that shares of the capacity count from."""
+    """The site's capacity, to which shares of capacity refer."""
     level_percents: tuple[float, ...] = ()
-    """Most load in percent of the load before, for the levels 1, 2, ... of SIMPLE."""
+    """Highest load at levels 1, 2, ... of SIMPLE, in percent of the load before the event."""
 
 
 def event_id_of(event: Any) -> str:
@@ -40,10 +40,10 @@ def event_id_of(event: Any) -> str:
 
 
 def load_targets(event: Any, terms: SiteTerms, now_s: float) -> tuple[GridEvent, ...]:
-    """Return the load targets of an event that are not over: one for each interval; none if it was cancelled.
+    """Return the load targets of an event that have not ended, one per interval; empty if it was cancelled.
 
     Raises:
-        UsageError: the event is invalid, a test, or has no signal that is understood.
+        UsageError: the event is invalid, is a test, or has no supported signal.
     """
     try:
         return _load_targets(event, terms, now_s)
@@ -94,7 +94,7 @@ def _of_signal(
 
 
 def _timed(intervals: Sequence[Mapping[str, Any]], period: Mapping[str, Any]) -> Iterator[tuple[float, float, float]]:
-    """Yield begin, end and payload of each interval; without a begin of its own it follows the one before."""
+    """Yield start, end and payload of each interval; an interval without a start follows the previous one."""
     next_s = _instant_s(period["dtstart"])
     for interval in intervals:
         begin = interval.get("dtstart")
@@ -109,7 +109,7 @@ def _timed(intervals: Sequence[Mapping[str, Any]], period: Mapping[str, Any]) ->
 
 
 def _asked(signal: Mapping[str, Any], payload: float, terms: SiteTerms) -> tuple[float, LoadUnit] | None:
-    """Return value and unit of the most load; None if the payload asks for nothing."""
+    """Return the highest permitted load with its unit; None if the payload asks for nothing."""
     match str(signal["signal_name"]).upper(), signal["signal_type"]:
         case "LOAD_DISPATCH", "setpoint":
             return payload * _watts_per_unit(signal.get("measurement")), LoadUnit.W
@@ -152,5 +152,5 @@ def _listed(value: Any) -> Sequence[Any]:
 
 
 def _printable(text: Any) -> str:
-    """Return a comment as one printable line; what is not printable becomes blanks."""
+    """Return a comment as one line, with unprintable characters replaced by blanks."""
     return "".join(c if c.isprintable() else " " for c in str(text)[:MAX_REASON_CHARS]).strip()

@@ -1,7 +1,7 @@
-"""Follows an OpenADR server and keeps the file of events that the coordinator reads.
+"""Polls an OpenADR server and maintains the file of events that the coordinator reads.
 
-Events count until they end or the server no longer lists them. While the server is out of reach, those in the file
-count: an event that was announced is followed.
+Events apply until they end or the server no longer lists them. While the server cannot be reached, the events in the
+file still apply, so that an announced event is followed.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class Session(Protocol):
 
 @dataclass(slots=True)
 class Receiver:
-    """Turns what a server lists into the file of events, and answers each version of an event once."""
+    """Writes the server's events to the file, and answers each version of an event once."""
 
     session: Session
     path: Path
@@ -57,10 +57,10 @@ class Receiver:
     _written: tuple[GridEvent, ...] | None = None
 
     async def step(self) -> None:
-        """Exchange once and write the file if what counts has changed.
+        """Exchange messages once, and write the file if the valid events have changed.
 
         Raises:
-            GpuEnergyError: the server or the file is out of reach; the file stays as it is.
+            GpuEnergyError: the server cannot be reached or the file cannot be written; the file stays as it is.
         """
         listed, found = await self.session.exchange(), list[GridEvent]()
         answers = []
@@ -73,7 +73,7 @@ class Receiver:
             await self._answer(event, opts_in=opts_in)
 
     def _accepted(self, event: Any, others: Sequence[GridEvent]) -> tuple[GridEvent, ...] | None:
-        """Return the load targets of an event beside others; None, with a line in the log, if it is refused."""
+        """Return an event's load targets if they fit with the others; if it is refused, log why and return None."""
         name = event_id_of(event)
         try:
             targets = load_targets(event, self.terms, self.clock())
@@ -118,7 +118,7 @@ class Receiver:
 
 
 def _check_room(targets: Sequence[GridEvent], others: Sequence[GridEvent]) -> None:
-    """Raise UsageError if the file cannot hold load targets beside others."""
+    """Raise UsageError if the file cannot hold the load targets in addition to the others."""
     if len(others) + len(targets) > MAX_OPEN_EVENTS:
         raise UsageError(f"more than {MAX_OPEN_EVENTS} events and intervals")
     if {own.event_id for own in others} & {own.event_id for own in targets}:
@@ -126,7 +126,7 @@ def _check_room(targets: Sequence[GridEvent], others: Sequence[GridEvent]) -> No
 
 
 async def follow(receiver: Receiver) -> None:
-    """Exchange again and again; after failures ever more rarely."""
+    """Exchange messages periodically, with growing delays after failures."""
     trouble: str | None = None
     delay_s = _FIRST_DELAY_S
     while True:
@@ -143,7 +143,7 @@ async def follow(receiver: Receiver) -> None:
 
 
 def confine() -> None:
-    """Limit memory, so that no reply can exhaust the host's, and let the library log single printable lines."""
+    """Limit memory, so that no reply can exhaust the host's, and make the library log single printable lines."""
     with contextlib.suppress(OSError, ValueError):  # the unit's own limit is lower, and its filter may forbid the call
         resource.setrlimit(resource.RLIMIT_AS, (_MAX_ADDRESS_SPACE_BYTES, _MAX_ADDRESS_SPACE_BYTES))
     library = logging.getLogger("openleadr")
@@ -152,7 +152,7 @@ def confine() -> None:
 
 
 class OneLine(logging.Filter):
-    """Makes each record one printable line, since libraries log what a server sent, and drops repetitions."""
+    """Makes each record one printable line, because libraries log what a server sent, and drops repetitions."""
 
     def __init__(self) -> None:
         """Begin without a last line."""

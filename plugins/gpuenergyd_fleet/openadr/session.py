@@ -1,9 +1,9 @@
 """A session with an OpenADR 2.0b server (VTN): registers, polls, and returns the events that it lists.
 
-openleadr builds, signs, checks and parses the messages. Around it this module limits what a server can do: replies of
-at most a megabyte in UTF-8 and without a document type, no redirects, a time limit for each exchange, and TLS unless
-the server is on this host. Document types are refused before the parser sees them, since their entities crash it: lxml
-6.1.3 ends the process where nested ones meet a schema.
+openleadr builds, signs, checks and parses the messages. Around it, this module limits what a server can do: replies are
+at most a megabyte of UTF-8 without a document type, there are no redirects, each exchange has a time limit, and TLS is
+required unless the server is on this host. Document types are refused before the parser sees them, because with lxml
+6.1.3 nested entities together with a schema crash the process.
 """
 
 import re
@@ -32,12 +32,12 @@ _ENCODING = re.compile(r"""<\?xml[^>]*?encoding\s*=\s*["']([^"']*)""")
 
 
 class VtnError(GpuEnergyError):
-    """The server refused or gave no valid reply; tried again later."""
+    """The server refused or gave no valid reply; the exchange is repeated later."""
 
 
 @dataclass(frozen=True, slots=True)
 class VtnAccess:
-    """Where the server is, and how both sides prove who they are."""
+    """Address of the server, and how both sides authenticate."""
 
     url: str
     ven_name: str
@@ -45,11 +45,11 @@ class VtnAccess:
     key_path: Path | None = None
     ca_path: Path | None = None
     fingerprint: str | None = None
-    """Of the certificate that the server signs messages with; without it signatures are not checked."""
+    """Fingerprint of the certificate with which the server signs messages; without it, signatures are not checked."""
 
 
 def check_access(access: VtnAccess) -> None:
-    """Raise UsageError for an address without TLS on another host, and for half a client certificate."""
+    """Raise UsageError for another host's address without TLS, and for a certificate without key or vice versa."""
     parts = urlsplit(access.url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise UsageError(
@@ -77,7 +77,7 @@ class VtnSession:
         """Read the certificates.
 
         Raises:
-            UsageError: a file cannot be read or is no certificate, or others can read the key.
+            UsageError: a file cannot be read or is not a certificate, or others can read the key.
         """
         check_access(access)
         if access.key_path is not None:
@@ -105,7 +105,7 @@ class VtnSession:
 
     @property
     def period_s(self) -> float:
-        """Time between two exchanges, as the server wants it within limits."""
+        """Time between two exchanges: what the server asks for, within limits."""
         asked = self._client.poll_frequency
         asked_s = asked.total_seconds() if isinstance(asked, timedelta) else 10.0
         return float(min(max(asked_s, _LEAST_PERIOD_S), _MOST_PERIOD_S))
@@ -114,7 +114,7 @@ class VtnSession:
         """Return all events that the server lists for this site now.
 
         Raises:
-            VtnError: the server was not reached, refused, or answered something invalid.
+            VtnError: the server could not be reached, refused, or sent an invalid reply.
         """
         if self._client.client_session is None:
             self._client.client_session = _http_session(self._tls)
@@ -135,7 +135,7 @@ class VtnSession:
         return events if isinstance(events, list) else [events]
 
     async def answer(self, event: Any, *, opts_in: bool) -> None:
-        """Tell the server whether an event is followed, if it wants to know.
+        """Tell the server whether an event is followed, if it requires an answer.
 
         Raises:
             VtnError: as for `exchange`.
@@ -165,7 +165,7 @@ class VtnSession:
 
 
 async def _reply(request: Awaitable[Any]) -> tuple[str, Mapping[str, Any]]:
-    """Return the kind and payload of a reply; openleadr has none where the request failed, and logs why."""
+    """Return the kind and payload of a reply; openleadr returns none if the request failed, and logs why."""
     try:
         reply = await request
     except Exception as error:  # noqa: BLE001  openleadr raises many kinds
@@ -188,13 +188,13 @@ def _tls_context(access: VtnAccess) -> ssl.SSLContext | None:
 
 
 class _LimitedReply(aiohttp.ClientResponse):
-    """A reply that is read up to a limit, and that the XML parser may see."""
+    """A reply of limited size that is safe to pass to the XML parser."""
 
     async def read(self) -> bytes:
         """Return the body.
 
         Raises:
-            aiohttp.ClientPayloadError: it is larger than the limit, or no plain XML in UTF-8.
+            aiohttp.ClientPayloadError: it is larger than the limit, or not plain XML in UTF-8.
         """
         if self._body is None:
             body = bytearray()
@@ -218,7 +218,7 @@ def _check_is_plain(body: bytes | bytearray) -> None:
     if "\0" in text or (encoding is not None and encoding[1].lower() not in {"utf-8", "us-ascii", "ascii"}):
         raise aiohttp.ClientPayloadError("a reply that is not in UTF-8")
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
-        raise aiohttp.ClientPayloadError("a reply with a document type, which OpenADR has not")
+        raise aiohttp.ClientPayloadError("a reply with a document type, which OpenADR does not use")
 
 
 def _http_session(tls: ssl.SSLContext | None) -> aiohttp.ClientSession:

@@ -1,1 +1,1 @@
-"""The power of a fleet in the history database: its budget, hosts, leases, grid events and samples."""
+"""A fleet's power data in the history database: its budget, hosts, leases, grid events and samples."""

@@ -1,4 +1,4 @@
-"""Rows of a fleet's tables as values of the domain; other hosts wrote them, so impossible curves count as unknown."""
+"""Converts rows of a fleet's tables to objects; other hosts wrote them, so invalid curves are treated as unknown."""
 
 import json
 import math
@@ -41,7 +41,7 @@ def event_of(row: Any) -> GridEvent:
 
 
 def checked_curve(points: Any) -> tuple[tuple[float, float], ...]:
-    """Return a curve that a host reported, empty if it is impossible: power and speed are positive and rise."""
+    """Return a host's reported curve; empty unless power and speed are finite, not negative, and rising."""
     try:
         curve = tuple((float(power_w), float(speed)) for power_w, speed in points[:_MAX_CURVE_POINTS])
     except (TypeError, ValueError, KeyError):
@@ -64,5 +64,5 @@ def known_sum(values: list[float | None]) -> float | None:
 
 
 def microseconds(at_s: float) -> int:
-    """Return an instant as the database stores it."""
+    """Return an instant in microseconds, as stored in the database."""
     return round(at_s * 1e6)

@@ -1,7 +1,7 @@
-"""The fleet's power in the history database: budget, hosts, leases, grid events and samples.
+"""The fleet's power data in the history database: budget, hosts, leases, grid events and samples.
 
 A coordinator's cycle is one transaction that locks the row of the fleet, so that any number of coordinators may run:
-they decide one after the other, each from what is stored. A PostgreSQL server's clock is everybody's clock.
+they decide one after another, each from the stored data. With a PostgreSQL server, all hosts use the server's clock.
 """
 
 import json
@@ -32,7 +32,7 @@ _FLEET_ID = 1
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """What a host tells the coordinator."""
+    """What a host reports to the coordinator."""
 
     share_w: float
     measured_w: float | None
@@ -42,7 +42,7 @@ class HostReport:
 
 @dataclass(frozen=True, slots=True)
 class FleetState:
-    """Everything that is stored, at one instant."""
+    """All stored data at one instant."""
 
     now_s: float
     budget_w: float | None
@@ -83,7 +83,7 @@ class FleetStore:
             return self._state(connection, self._now_s(connection))
 
     def remove_host(self, host: str) -> bool:
-        """Forget a host that left the fleet, so that its watts are free; return whether it was known."""
+        """Forget a host that left the fleet, so that its power is free for others; return whether it was known."""
         with self._transaction() as connection:
             connection.execute(delete(fleet_leases).where(fleet_leases.c.host == host))
             return connection.execute(delete(fleet_hosts).where(fleet_hosts.c.host == host)).rowcount > 0
@@ -91,7 +91,7 @@ class FleetStore:
     # --- hosts ---
 
     def report(self, host: str, report: HostReport) -> tuple[Lease | None, float]:
-        """Store what a host reports; return its newest lease, None without one, and the seconds until its end."""
+        """Store a host's report; return its newest lease, or None, and the seconds until the lease ends."""
         with self._transaction() as connection:
             now_s = self._now_s(connection)
             values = {
@@ -121,7 +121,7 @@ class FleetStore:
     def cycle(
         self, decide: Callable[[FleetView, float], FleetDecision], *, least_period_s: float
     ) -> FleetDecision | None:
-        """Decide on leases and store them; None where another coordinator has just decided, or without a budget."""
+        """Decide on leases and store them; return None without a budget, or if another coordinator has just decided."""
         with self._transaction() as connection:
             locked = select(fleet).where(fleet.c.fleet_id == _FLEET_ID).with_for_update()
             row = connection.execute(locked).one_or_none()
@@ -140,7 +140,7 @@ class FleetStore:
     # --- events ---
 
     def put_event(self, event: GridEvent) -> bool:
-        """Store an event; return whether it changed what was known.
+        """Store an event; return whether the stored events have changed.
 
         Raises:
             UsageError: too many events are open.
@@ -187,7 +187,7 @@ class FleetStore:
             return tuple(event_of(row) for row in rows)
 
     def samples(self, event: GridEvent) -> tuple[FleetSample, ...]:
-        """Return the samples from before until after an event."""
+        """Return the samples from shortly before until shortly after an event."""
         at_us = fleet_samples.c.at_us
         with self._transaction() as connection:
             rows = connection.execute(
@@ -237,7 +237,7 @@ class FleetStore:
         return FleetState(now_s, budget_w, reason, hosts, tuple(event_of(own) for own in rows))
 
     def _with_baseline(self, connection: Connection, event: GridEvent, state: FleetState) -> GridEvent:
-        """Return an event with the load before it: measured outside other events, and stored when it begins."""
+        """Return an event with the load before it, which is measured outside other events and stored at its start."""
         if event.baseline_w is not None or event.is_cancelled:
             return event
         until_s = min(state.now_s, event.start_s)
@@ -250,7 +250,7 @@ class FleetStore:
             )
         ).one()
         if num < _LEAST_SAMPLES:
-            # Right after another event, the load before that one counts.
+            # Right after another event, use the load from before that one.
             earlier = [own for own in state.events if own.baseline_w is not None and own.start_s < event.start_s]
             mean_w = earlier[-1].baseline_w if earlier else None
         if mean_w is None:

@@ -12,7 +12,7 @@ fleet = Table(
     Column("reason", String(256), nullable=False),
     Column("cycle_us", BigInteger, nullable=False),
 )
-"""The power budget of all hosts together: one row, locked by the coordinator while it decides."""
+"""The power budget of all hosts together: one row, which the coordinator locks while it decides."""
 
 fleet_hosts = Table(
     "fleet_hosts",
@@ -25,7 +25,7 @@ fleet_hosts = Table(
     Column("curve", Text, nullable=False),
     Column("confirmed", BigInteger, nullable=False),
 )
-"""What each host reported last, and the number of the lease that it confirmed."""
+"""The last report of each host, and the number of the lease that it confirmed."""
 
 fleet_leases = Table(
     "fleet_leases",
@@ -36,7 +36,7 @@ fleet_leases = Table(
     Column("end_us", BigInteger, nullable=False),
     Column("fallback", Text, nullable=False),
 )
-"""Leases of watts that hosts may follow: the confirmed one and those handed out since."""
+"""Power leases that hosts may follow: the confirmed one and those handed out since."""
 
 grid_events = Table(
     "grid_events",
@@ -65,4 +65,4 @@ fleet_samples = Table(
     Column("num_silent", Integer, nullable=False),
     sqlite_with_rowid=False,
 )
-"""Power of the whole fleet, one row for each cycle of the coordinator, kept for a week."""
+"""Power of the whole fleet, one row per cycle of the coordinator, kept for a week."""

@@ -1,1 +1,1 @@
-"""Rules of a host's power: its budget, the backstop that measures, learned excess, and limits of ramps. No I/O."""
+"""Rules for a host's power: its budget, the backstop on measured power, learned excess, and ramp limits. No I/O."""

@@ -1,11 +1,11 @@
-"""The backstop of a power budget: lowers clocks, then power limits, from measured power alone.
+"""The backstop of a power budget: lowers clocks, then power limits, based only on measured power.
 
-Theory of operation. It knows no job and no curve. Dynamic power falls at least as fast as the clock, so the ratio of
-the dynamic power that the budget leaves to the measured one is a clock that is low enough; what is still above after
-that is lowered again, by power limits too. It acts a little before a second has passed above the budget, at once in the
-first seconds after the budget has fallen unless plans that fit are followed, and raises its ceilings slowly while power
-is left, or altogether when plans that fit are followed: those are trusted again, for a time that doubles each time they
-were wrong.
+Theory of operation. The backstop knows no jobs and no curves. Dynamic power falls at least as fast as the clock, so
+scaling clocks by the ratio of permitted to measured dynamic power is enough; if the power is still too high, it lowers
+them again, and power limits, too. It acts a little before power has been above the budget for a second. In the first
+seconds after the budget was lowered it acts at once, unless jobs follow plans that fit the budget. It raises its
+ceilings slowly while power is left, and removes them when jobs follow plans that fit. After plans were wrong, it waits
+before it trusts them again; this time doubles each time.
 """
 
 import math
@@ -16,15 +16,15 @@ from dataclasses import dataclass, field, replace
 from gpuenergyd.core.clock_request import Ceiling
 
 _SAME_S = 0.001
-"""Readings come at regular times: a time that is reached but for rounding must not wait for the next one."""
+"""Tolerance for rounding when a time limit falls on a reading, which come at regular intervals."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuPower:
-    """What is known of a GPU now."""
+    """What is known about a GPU now."""
 
     power_w: float | None
-    """Measured power; None while it is unknown."""
+    """Measured power; None if unknown."""
     sm_clock_mhz: int | None
     supported_sm_clocks_mhz: tuple[int, ...]
     """In descending order."""
@@ -37,44 +37,44 @@ class GpuPower:
 
 @dataclass(frozen=True, slots=True)
 class BackstopRules:
-    """When the backstop acts."""
+    """Parameters of when and how much the backstop acts."""
 
     tolerance_ratio: float = 0.015
-    """Measured power this much above the budget does not count."""
+    """Measured power up to this ratio above the budget is tolerated."""
     patience_s: float = 0.6
-    """Time without a break above the budget before it acts: with the time to act, less than a second."""
+    """Uninterrupted time above the budget before it acts; with the time to act, less than a second."""
     long_window_s: float = 3.0
-    """A mean above the budget over this time counts too, whatever its breaks."""
+    """It also acts if the mean over this time is above the budget, with or without interruptions."""
     impatience_s: float = 3.0
-    """Time without patience after the budget has fallen, unless plans that fit are followed before."""
+    """Time after the budget was lowered during which it acts at once, unless jobs follow plans that fit before."""
     settle_s: float = 0.2
-    """Time from one action to the next, if the first was not enough."""
+    """Time between two actions if the first was not enough."""
     margin_ratio: float = 0.02
-    """How far below the budget it aims."""
+    """How far below the budget the first action aims."""
     next_margin_ratio: float = 0.05
-    """How far if that was not enough: power is rising, within an iteration or because a job begins."""
+    """How far below the budget later actions aim, as power is then rising, within an iteration or at a job's start."""
     raise_period_s: float = 1.0
     most_raise_ratio: float = 0.05
     """Largest raise of the ceilings at a time."""
     first_distrust_s: float = 2.0
     most_distrust_s: float = 120.0
     unknown_s: float = 3.0
-    """Time for which the last known power of a GPU counts, before its default power limit is assumed."""
+    """Time for which the last known power of a GPU is used, before its default power limit is assumed."""
 
 
 @dataclass(slots=True)
 class Backstop:
-    """The ceilings of all GPUs of a host, from readings of their power."""
+    """Determines the ceilings of all GPUs of a host from readings of their power."""
 
     rules: BackstopRules = field(default_factory=BackstopRules)
     ceilings: dict[str, Ceiling] = field(default_factory=dict)
     """By GPU; empty while the host is below its budget without them."""
     num_cuts: int = 0
-    """Times that it began to lower GPUs."""
+    """How often it began to lower GPUs."""
     over_s: float = 0.0
-    """Time above the budget so far, tolerance included."""
+    """Total time above the budget with its tolerance."""
     measured_w: float | None = None
-    """Power of the whole host at the last reading, where unknown GPUs count with what they may draw."""
+    """Power of the whole host at the last reading, with the most possible power for GPUs whose power is unknown."""
     _budget_w: float | None = None
     _impatient_until_s: float = -math.inf
     _over_since_s: float | None = None
@@ -82,7 +82,7 @@ class Backstop:
     _raised_s: float = -math.inf
     _seen_s: float | None = None
     _steps: int = 0
-    """Actions since the host was last below its budget."""
+    """Number of actions since the host was last below its budget."""
     _distrust_s: float = 0.0
     _trusted_s: float = -math.inf
     _idle_w: dict[str, float] = field(default_factory=dict)
@@ -145,7 +145,7 @@ class Backstop:
     # --- inside ---
 
     def _power_w(self, now_s: float, uuid: str, reading: GpuPower) -> float:
-        """Return a GPU's power: measured, else the last known, else the most that it may draw."""
+        """Return a GPU's power: measured, else last known, else the most that it may draw."""
         if reading.power_w is not None and math.isfinite(reading.power_w) and reading.power_w >= 0:
             self._known[uuid] = (now_s, reading.power_w)
             self._idle_w[uuid] = min(reading.power_w, self._idle_w.get(uuid, math.inf))
@@ -178,7 +178,7 @@ class Backstop:
     def _cut(
         self, now_s: float, readings: Mapping[str, GpuPower], powers_w: Mapping[str, float], measured_w: float
     ) -> None:
-        """Lower what can be lowered, until the host's power is expected below the budget."""
+        """Lower ceilings until the host's power is expected to be below the budget."""
         assert self._budget_w is not None
         is_last_resort = self._steps > 0
         margin_ratio = self.rules.next_margin_ratio if is_last_resort else self.rules.margin_ratio
@@ -205,7 +205,7 @@ class Backstop:
         self._recent.clear()
 
     def _distrust(self, now_s: float) -> None:
-        """Trust plans later, if they were wrong soon after they were trusted."""
+        """Wait longer before trusting plans again if they were wrong soon after they were trusted."""
         first_s = self.rules.first_distrust_s
         was_wrong = now_s - self._trusted_s < 2 * max(self._distrust_s, first_s)
         self._distrust_s = min(self.rules.most_distrust_s, max(first_s, 2 * self._distrust_s)) if was_wrong else 0.0
@@ -221,7 +221,7 @@ class Backstop:
         *,
         plans_fit: bool,
     ) -> None:
-        """Raise the ceilings while the highest recent power leaves room, or remove them where plans fit."""
+        """Raise the ceilings while the highest recent power leaves room, or remove them if plans fit."""
         assert self._budget_w is not None
         if not self.ceilings or now_s - self._acted_s < self.rules.raise_period_s:
             return
@@ -250,7 +250,7 @@ class Backstop:
 
 
 def _clock_below(reading: GpuPower, ratio: float, ceiling_mhz: int | None) -> int | None:
-    """Return the highest supported clock at most at this ratio of the clock that may run now; None without clocks."""
+    """Return the highest supported clock up to `ratio` times the present one; the present ceiling without clocks."""
     clocks_mhz = reading.supported_sm_clocks_mhz
     if not clocks_mhz or not reading.can_set_clocks:
         return ceiling_mhz
@@ -259,7 +259,7 @@ def _clock_below(reading: GpuPower, ratio: float, ceiling_mhz: int | None) -> in
 
 
 def _lowered(reading: GpuPower, ceiling: Ceiling, ratio: float, limit_w: float) -> Ceiling:
-    """Return a lower ceiling, with a power limit where the GPU takes one."""
+    """Return a lower ceiling, with a power limit if the GPU supports one."""
     clock_mhz = _clock_below(reading, ratio, ceiling.sm_clock_mhz)
     if reading.power_limit_range_w is None:
         return Ceiling(clock_mhz, ceiling.power_limit_w)
@@ -270,7 +270,7 @@ def _lowered(reading: GpuPower, ceiling: Ceiling, ratio: float, limit_w: float) 
 
 
 def _raised(reading: GpuPower, ceiling: Ceiling, factor: float) -> Ceiling:
-    """Return a higher ceiling: at least one clock step, and a limit that is gone once it is the default."""
+    """Return a higher ceiling: at least one clock step higher, and without a power limit once it is the default."""
     clock_mhz, limit_w = ceiling.sm_clock_mhz, ceiling.power_limit_w
     clocks_mhz = reading.supported_sm_clocks_mhz
     if clock_mhz is not None:

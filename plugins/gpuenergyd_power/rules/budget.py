@@ -1,7 +1,7 @@
-"""The power budget of a host: the one in force among those of the settings, of a request and of a schedule.
+"""The power budget in force on a host, determined from the settings, the last request and the schedule.
 
-A request replaces the budget of the settings until it ends or is cleared; its fallback for the time after its end may
-only lower the budget of the settings. Entries of a schedule may overlap, and may only lower what the settings or a
+A request replaces the budget of the settings until it ends or is cleared. Its fallback, for the time after its end, can
+only lower the budget of the settings. Entries of a schedule may overlap, and can only lower what the settings or a
 request permit: the smallest budget in force applies.
 """
 
@@ -23,7 +23,7 @@ class BudgetSource(StrEnum):
     REQUEST = "request"
     SCHEDULE = "schedule"
     FALLBACK = "fallback"
-    """Of a request that is over: what it set for the time after its end."""
+    """The fallback of a request that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +38,18 @@ class ScheduledBudget:
 
 @dataclass(frozen=True, slots=True)
 class PowerBudget:
-    """Most power of a host, its GPUs and the assumed rest together, as a mean over a second."""
+    """Limit of a host's mean power over a second: its GPUs plus the assumed power of the rest of the host."""
 
     budget_w: float
     source: BudgetSource
     reason: str = ""
     end_at: datetime | None = None
-    """When it is over; None if it lasts until it is changed."""
+    """When it ends; None if it lasts until it is changed."""
     fallback: tuple[ScheduledBudget, ...] = ()
-    """Of a request: budgets for the time after it is over, which may only lower that of the settings."""
+    """For a request, budgets for the time after its end, which can only lower the budget of the settings."""
 
     def is_of_use(self, now_at: datetime) -> bool:
-        """Return whether it sets anything for now or later."""
+        """Return whether it limits power now or later."""
         return self.end_at is None or max((self.end_at, *(own.end_at for own in self.fallback))) > now_at
 
 
@@ -67,7 +67,7 @@ def budget_in_force(
 
     Args:
         configured_w: the budget of the settings, in watts.
-        requested: the budget of the last request; once it is over, only its fallback counts.
+        requested: the budget of the last request; after its end, only its fallback applies.
         schedule: entries in any order, which may overlap.
         now_at: the instant.
     """

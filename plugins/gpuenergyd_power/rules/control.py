@@ -1,4 +1,4 @@
-"""Power control of a host: the backstop, the learned excess, and when plans are trusted to hold the budget."""
+"""Power control of a host: the backstop, the learned excess, and whether plans are trusted to keep the budget."""
 
 from collections import deque
 from collections.abc import Hashable, Mapping
@@ -14,7 +14,7 @@ _MEAN_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """What a division of the budget predicted, and what it depended on."""
+    """The prediction of a division of the budget, and the conditions for which it was made."""
 
     predicted_w: float
     longest_iteration_s: float
@@ -23,7 +23,7 @@ class Division:
 
 @dataclass(slots=True)
 class PowerControl:
-    """State between readings of power; the caller decides divisions, and passes targets and ceilings on."""
+    """State between power readings; the caller decides divisions, and passes on targets and ceilings."""
 
     backstop: Backstop = field(default_factory=Backstop)
     trim: PowerTrim = field(default_factory=PowerTrim)
@@ -36,13 +36,13 @@ class PowerControl:
         return sum(w for _, w in self._recent) / len(self._recent) if self._recent else None
 
     def divided(self, division: Division | None, *, has_changed: bool) -> None:
-        """Take note of a new division, and whether any job's target or limit changed with it."""
+        """Record a new division, and whether any job's target or limit has changed with it."""
         self.division = division
         if has_changed:
             self.trim.begin()
 
     def fits(self, budget_w: float | None, occasion: Hashable, *, are_followed: bool) -> bool:
-        """Return whether plans are followed that were predicted to be within the budget as it is now."""
+        """Return whether the jobs follow plans that are predicted to keep the present budget."""
         division = self.division
         if division is None or budget_w is None or division.occasion != occasion or not are_followed:
             return False
@@ -82,16 +82,16 @@ class PowerControl:
         return has_changed
 
     def _drawn_w(self, now_s: float) -> float:
-        """Return what made the backstop act: the mean since it lost its patience at the latest, or of a second.
+        """Return the power that made the backstop act: the larger of the means over its patience and over a second.
 
-        A single reading would be a point of the wave within an iteration, which says little of either.
+        A single reading would be one point of the power wave within an iteration.
         """
         since_s = now_s - self.backstop.rules.patience_s
         latest = [w for at_s, w in self._recent if at_s >= since_s - _SAME_RATIO]
         return max(sum(latest) / len(latest), self.mean_w or 0.0)
 
     def learn(self, now_s: float, budget_w: float, *, fits: bool) -> None:
-        """Learn the excess from what plans that are followed draw, once they ran for two iterations."""
+        """Learn the excess from the power drawn under followed plans, once they have run for two iterations."""
         if self.division is None or self.backstop.is_cutting or not fits:
             self.trim.begin()
         elif self.trim.is_measured(now_s, max(_LEAST_LEARNING_S, 2 * self.division.longest_iteration_s)):

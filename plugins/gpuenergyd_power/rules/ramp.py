@@ -1,13 +1,14 @@
-"""Limits how fast the power of a host's jobs rises and, where their end is known, falls: by ceilings on clocks.
+"""Limits, by ceilings on clocks, how fast the power of a host's jobs rises and, if their end is known, falls.
 
-Theory of operation. Power that comes back at once cannot be caught by any reaction, so GPUs of a job that rests, before
-its first iteration, in a stall or a checkpoint, may only run at their lowest clock. When work comes back, their power
-rises by little; from then on the clock is raised in steps. The power that a step adds is bounded by the power now, the
-relative step and an elasticity: dynamic power grows with f * v^2, and the voltage v is flat at low clocks and grows at
-most in proportion to f at high ones. Steps are taken as the permitted ramp pays for these bounds, so power rises more
-slowly than permitted, never faster. A job of known length is lowered in the same way before its end.
+Theory of operation. No reaction is fast enough for power that returns at once. So while a job rests, before its first
+iteration, in a stall or during a checkpoint, its GPUs may only run at their lowest clock. When work returns, their
+power rises only a little, and from then on the clock is raised in steps. The power added by a step is bounded by the
+present power times the relative step times an elasticity: dynamic power grows with f * v^2, and the voltage v is flat
+at low clocks and grows at most in proportion to f at high ones. A step is taken when the permitted ramp covers this
+bound, so that power rises more slowly than permitted, never faster. A job of known length is lowered in the same way
+before its end.
 
-What no clock can do: power falls at once where work ends unannounced.
+Clocks cannot prevent one case: power falls at once when work ends unannounced.
 """
 
 import math
@@ -23,58 +24,58 @@ _SAME_RATIO = 1e-9
 
 
 class RampStage(StrEnum):
-    """What a job's GPUs are permitted."""
+    """Stage of a job's ramp, which determines the clocks that its GPUs may run at."""
 
     RESTING = "resting"
-    """The lowest clock, for there is no work."""
+    """Lowest clock, because there is no work."""
     RISING = "rising"
     FREE = "free"
     ENDING = "ending"
-    """The job ends soon: clocks are lowered."""
+    """The job ends soon, and its clocks are lowered."""
 
 
 @dataclass(frozen=True, slots=True)
 class RampJob:
-    """What is known of a job now."""
+    """What is known about a job now."""
 
     job_id: str
     gpu_uuids: tuple[str, ...]
     num_iterations: int
-    """Iterations that it has reported."""
+    """Number of iterations that it has reported."""
     iteration_time_s: float | None = None
     left_s: float | None = None
-    """Time until its last iteration ends at the present pace; None: unknown."""
+    """Time until its last iteration ends at the present pace; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class RampRules:
-    """When a job rests, and how much power a higher clock may add."""
+    """Parameters of when a job rests, and how much power a higher clock may add."""
 
     rest_s: float = 2.0
     """Time without work after which a job rests; at least two iterations."""
     rest_ratio: float = 0.45
-    """A job that reports no iteration rests when its mean power is below this share of what its work draws: waiting
-    GPUs draw less, and a pipeline never draws so little over two iterations."""
+    """A job that reports no iteration rests when its mean power is below this share of its working power: waiting GPUs
+    draw less than that, and a working pipeline never draws so little over two iterations."""
     detection_s: float = 0.5
     detected_ratio: float = 1.1
     detected_w: float = 5.0
-    """Mean power over the detection time beyond this ratio and, for each GPU, these watts is work that has come back.
-    Where that is missed, the first iteration that the job reports is."""
+    """Work has returned if the mean power over the detection time exceeds the resting power by this ratio plus these
+    watts per GPU, or else when the job reports its first iteration."""
     hold_s: float = 1.0
-    """Time from work that has come back until clocks rise: its return at the lowest clock is a step of its own."""
+    """Time from the return of work until clocks rise, since the return itself is a step in power."""
     settle_s: float = 1.0
-    """Time after the begin of a rest until clocks and sensors have settled."""
+    """Time from the start of a rest until clocks and sensors have settled."""
     low_clock_ratio: float = 0.6
-    """Share of the highest clock up to which the voltage is taken to be flat."""
+    """Share of the highest clock up to which the voltage is assumed to be constant."""
     low_elasticity: float = 1.2
     high_elasticity: float = 3.0
-    """Relative rise of power per relative rise of the clock, below and above that clock."""
+    """Relative rise of power per relative rise of the clock: below `low_clock_ratio` and above it."""
     most_credit_s: float = 0.25
-    """For how long steps that are too large to be taken yet may be saved up."""
+    """Time for which the permitted ramp may be saved up for a larger step."""
     working_s: float = 30.0
-    """Time constant of the power that a job's work draws."""
+    """Time constant of the averaging of a working job's power."""
     pace_while_ending: float = 0.8
-    """Share of the work of full speed that is done while a job is lowered, at most: with less, it waits at the end."""
+    """Assumed upper bound of the speed while a job is lowered; if it is slower, it waits at low clocks at the end."""
 
 
 @dataclass(slots=True)
@@ -83,23 +84,23 @@ class JobRamp:
 
     stage: RampStage
     ratio: float
-    """Permitted share of the highest clock."""
+    """Permitted clock as a share of the highest clock."""
     num_iterations: int
     since_s: float
     credit_w: float = 0.0
     reported_s: float = -math.inf
-    """When the last iteration was reported."""
+    """Monotonic time of the last reported iteration."""
     highest_w: float = 0.0
-    """Highest mean power while clocks rise."""
+    """Highest mean power since clocks began to rise."""
     idle_since_s: float | None = None
-    """Since when the job has no work although clocks rise; None while it works."""
+    """Since when the job has had no work while its clocks rise; None while it works."""
     working_w: float | None = None
-    """Mean power of the job's work; None until it is measured."""
+    """Mean power of the job while it works; None until measured."""
     rest_w: float = math.inf
     history: deque[tuple[float, float]] = field(default_factory=deque)
 
     def mean_w(self, now_s: float, length_s: float) -> float | None:
-        """Return the mean power over the last seconds; None unless readings span most of them."""
+        """Return the mean power over the last `length_s` seconds; None unless readings span most of that time."""
         powers_w = [power_w for at_s, power_w in self.history if at_s > now_s - length_s]
         is_spanned = bool(self.history) and self.history[0][0] <= now_s - 0.8 * length_s
         return math.fsum(powers_w) / len(powers_w) if powers_w and is_spanned else None
@@ -107,17 +108,17 @@ class JobRamp:
 
 @dataclass(slots=True)
 class RampLimiter:
-    """The ceilings of all jobs of a host, from readings of power and iterations."""
+    """Determines the ceilings of all jobs of a host from readings of power and from reported iterations."""
 
     ramp_w_per_s: float
-    """Largest rise of the host's mean power in a second."""
+    """Largest permitted rise of the host's mean power per second."""
     rules: RampRules = field(default_factory=RampRules)
     ceilings: dict[str, Ceiling] = field(default_factory=dict)
     jobs: dict[str, JobRamp] = field(default_factory=dict)
     _seen_s: float | None = None
 
     def observe(self, now_s: float, readings: Mapping[str, GpuPower], jobs: Sequence[RampJob]) -> bool:
-        """Follow the jobs; return whether the ceilings changed.
+        """Update all jobs from new readings; return whether the ceilings have changed.
 
         Args:
             now_s: monotonic instant of the readings.
@@ -145,13 +146,13 @@ class RampLimiter:
 
     @staticmethod
     def _begun(now_s: float, job: RampJob, readings: Mapping[str, GpuPower]) -> JobRamp:
-        """Return the ramp of a new job: it has not begun, or it ran before this daemon did."""
+        """Return the ramp of a newly seen job, which has not begun, or was running before this daemon started."""
         if job.num_iterations:
             return JobRamp(RampStage.FREE, 1.0, job.num_iterations, now_s)
         return JobRamp(RampStage.RESTING, _lowest_ratio(job, readings), 0, now_s)
 
     def _follow(self, now_s: float, job: RampJob, readings: Mapping[str, GpuPower]) -> None:
-        """Take the readings of a job, and change its stage where that is due."""
+        """Record the readings of a job, and change its stage if necessary."""
         ramp, rules = self.jobs[job.job_id], self.rules
         powers_w = [readings[uuid].power_w if uuid in readings else None for uuid in job.gpu_uuids]
         known_w = [power_w for power_w in powers_w if power_w is not None]
@@ -191,7 +192,7 @@ class RampLimiter:
     def _follow_rising(
         self, now_s: float, job: RampJob, ramp: JobRamp, readings: Mapping[str, GpuPower], rest_s: float
     ) -> None:
-        """Hold the clocks of a job whose work is gone again, and let it rest after a while."""
+        """Keep the clocks of a job whose work has stopped again, and let it rest after a while."""
         mean_w = ramp.mean_w(now_s, self.rules.detection_s)
         if mean_w is None:
             return
@@ -217,11 +218,11 @@ class RampLimiter:
         ramp.ratio = _lowest_ratio(job, readings)
 
     def _detected_w(self, job: RampJob, ramp: JobRamp) -> float:
-        """Return the power at the lowest clock beyond which a job works."""
+        """Return the power at the lowest clock above which a job is working."""
         return ramp.rest_w * self.rules.detected_ratio + self.rules.detected_w * len(job.gpu_uuids)
 
     def _has_work(self, now_s: float, job: RampJob, ramp: JobRamp) -> bool:
-        """Return whether work has come back: an iteration was reported, or power rose at the lowest clock."""
+        """Return whether work has returned: an iteration was reported, or power rose at the lowest clock."""
         if job.num_iterations > ramp.num_iterations:
             return True
         mean_w = ramp.mean_w(now_s, self.rules.detection_s)
@@ -232,12 +233,12 @@ class RampLimiter:
         return mean_w > detected_w
 
     def _end_s(self, power_w: float) -> float:
-        """Return how long it takes to lower this power to that of the lowest clock."""
+        """Return how long it takes to lower this power to that at the lowest clock."""
         low, rules = self.rules.low_clock_ratio, self.rules
         return power_w * (rules.high_elasticity * (1 - low) + rules.low_elasticity * low) / self.ramp_w_per_s
 
     def _move(self, now_s: float, job: RampJob, readings: Mapping[str, GpuPower], paid_w: float) -> None:
-        """Raise or lower the clocks of a job by as many steps as the ramp pays for."""
+        """Raise or lower the clocks of a job by as many steps as the permitted ramp covers."""
         ramp, rules = self.jobs[job.job_id], self.rules
         is_rising = ramp.stage is RampStage.RISING
         short_w, long_w = (
@@ -246,7 +247,7 @@ class RampLimiter:
         power_w = max(short_w or 0.0, long_w or 0.0)
         is_held = now_s - ramp.since_s < rules.hold_s or ramp.idle_since_s is not None
         if power_w <= 0 or (is_rising and is_held):
-            return  # Without a reading no step is known to be small enough.
+            return  # Without a reading, no step is known to be small enough.
         ramp.credit_w += paid_w
         while (following := _next_ratio(job, readings, ramp.ratio, is_rising=is_rising)) is not None:
             low, high = sorted((ramp.ratio, following))
@@ -269,12 +270,12 @@ def _clocks_mhz(job: RampJob, readings: Mapping[str, GpuPower]) -> list[tuple[in
 
 
 def _lowest_ratio(job: RampJob, readings: Mapping[str, GpuPower]) -> float:
-    """Return the lowest clock of a job's GPUs relative to the highest."""
+    """Return the lowest clock of a job's GPUs, relative to the highest."""
     return min((own[-1] / own[0] for own in _clocks_mhz(job, readings)), default=1.0)
 
 
 def _next_ratio(job: RampJob, readings: Mapping[str, GpuPower], ratio: float, *, is_rising: bool) -> float | None:
-    """Return the next clock up or down, relative to the highest, of the GPU with the fewest; None beyond the last."""
+    """Return the next clock up or down of the GPU with the fewest clocks, relative to its highest; None at the end."""
     clocks_mhz: tuple[int, ...] = min(_clocks_mhz(job, readings), key=len, default=(1,))
     ratios = [mhz / clocks_mhz[0] for mhz in clocks_mhz]
     if is_rising:
@@ -283,7 +284,7 @@ def _next_ratio(job: RampJob, readings: Mapping[str, GpuPower], ratio: float, *,
 
 
 def _ceiling_mhz(reading: GpuPower | None, ramp: JobRamp) -> int | None:
-    """Return the highest clock that a ramp permits; None without a limit, or where clocks cannot be set."""
+    """Return the highest clock that a ramp permits; None if it is not limited, or if clocks cannot be set."""
     if ramp.stage is RampStage.FREE or reading is None or not (reading.can_change and reading.can_set_clocks):
         return None
     clocks_mhz = reading.supported_sm_clocks_mhz

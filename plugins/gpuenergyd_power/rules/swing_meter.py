@@ -1,4 +1,4 @@
-"""How much the measured power of a host has swung in the last minute."""
+"""Measures how much the power of a host has swung in the last minute."""
 
 import math
 from collections import deque
@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from gpuenergyd.core.pipeline.power_swing import HIGHEST_HZ, SwingFigures, swing_of_samples
 
 WINDOW_S = 60.0
-"""Readings of this time count."""
+"""Length of time that the figures cover."""
 _SHORTEST_BIN_S = 0.5 / HIGHEST_HZ
-"""Readings closer than this are averaged: what they show beyond is above the band."""
+"""Readings closer than this are averaged, because they show frequencies above the measured band."""
 _LONGEST_GAP_S = 1.0
-"""After a longer time without a reading the minute begins anew."""
+"""A longer time without a reading restarts the window."""
 
 
 @dataclass(slots=True)
@@ -32,11 +32,11 @@ class SwingMeter:
 
     @property
     def highest_hz(self) -> float:
-        """The highest frequency that readings show, half of their rate, or the upper end of the band."""
+        """Highest frequency measured: half the rate of readings, or the upper end of the band."""
         return min(HIGHEST_HZ, 0.5 / self.bin_s)
 
     def observe(self, now_s: float, power_w: float | None) -> None:
-        """Take a reading at a monotonic instant; None: a GPU's power is unknown, and the minute begins anew."""
+        """Add a reading at a monotonic instant; None, if a GPU's power is unknown, restarts the window."""
         if power_w is None or not math.isfinite(power_w):
             self._begin(None)
             return
@@ -44,7 +44,7 @@ class SwingMeter:
             self._begin(now_s)
         assert self._bin_begin_s is not None
         while now_s - self._bin_begin_s >= self.bin_s:
-            # A bin without a reading of its own continues at the power before it.
+            # A bin without a reading gets the power of the previous bin.
             self._bins_w.append(self._sum_w / self._num if self._num else self._bins_w[-1])
             self._bin_begin_s += self.bin_s
             self._sum_w, self._num = 0.0, 0
@@ -54,7 +54,7 @@ class SwingMeter:
         self._num += 1
 
     def figures(self) -> SwingFigures | None:
-        """Return how much power has swung; None until readings span two of the slowest periods, or if they are rare."""
+        """Return the swing figures; None if readings are rare, or until they span two of the slowest periods."""
         return swing_of_samples(tuple(self._bins_w), self.bin_s) if self.bin_s <= _LONGEST_GAP_S else None
 
     def _begin(self, now_s: float | None) -> None:

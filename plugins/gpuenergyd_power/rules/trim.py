@@ -1,19 +1,20 @@
-"""Excess of a host's power over the predictions of its targets, learned from means and peaks of measured power.
+"""Excess of a host's power over the predictions for its targets, learned from means and peaks of measured power.
 
-Predictions are means over iterations and have the error of the jobs' curves. A budget limits the long-term mean, and,
-with a small tolerance, the mean of each second; the larger excess is subtracted from the budget before it is divided.
+Predictions are means over iterations, and contain the errors of the jobs' curves. A budget limits the long-term mean
+and, with a small tolerance, the mean of each second. The larger excess is subtracted from the budget before it is
+divided.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 
 PEAK_S = 1.0
-"""Length of the means whose peak counts."""
+"""Averaging time of the power whose highest value is limited."""
 PEAK_TOLERANCE_RATIO = 0.01
-"""How far above the budget means of a second may be."""
+"""How far one-second means may exceed the budget."""
 _GAIN = 0.5
 _LIMITS_RATIO = (-0.05, 0.5)
-"""Range of the excess, relative to the budget: a host that draws less than predicted is not given much more."""
+"""Range of the excess relative to the budget; its lower end limits the extra power after too high predictions."""
 
 
 @dataclass(slots=True)
@@ -28,7 +29,7 @@ class PowerTrim:
     _begun_s: float | None = None
 
     def begin(self) -> None:
-        """Begin to measure under other targets."""
+        """Restart the measurement, because targets have changed."""
         self._readings.clear()
         self._begun_s, self._peak_w, self._sum_w, self._num_readings = None, 0.0, 0.0, 0
 
@@ -44,11 +45,11 @@ class PowerTrim:
             self._peak_w = max(self._peak_w, sum(w for _, w in self._readings) / len(self._readings))
 
     def is_measured(self, now_s: float, least_s: float) -> bool:
-        """Return whether the present targets were measured for at least this long after the first second."""
+        """Return whether the present targets were measured for at least `least_s` after the first second."""
         return self._begun_s is not None and now_s - self._begun_s >= PEAK_S + least_s
 
     def learn(self, predicted_w: float, budget_w: float) -> None:
-        """Move the excess towards what was measured, and measure anew.
+        """Move the excess towards the measured one, and restart the measurement.
 
         Args:
             predicted_w: sum of the predictions of the targets in force, without this excess.
@@ -59,7 +60,7 @@ class PowerTrim:
         self.add(_GAIN * (drawn_w - predicted_w - self.excess_w), budget_w)
 
     def add(self, change_w: float, budget_w: float) -> None:
-        """Change the excess at once, within its limits, and measure anew."""
+        """Change the excess at once, within its limits, and restart the measurement."""
         least, most = (ratio * budget_w for ratio in _LIMITS_RATIO)
         self.excess_w = min(most, max(least, self.excess_w + change_w))
         self.begin()

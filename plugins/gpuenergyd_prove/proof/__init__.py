@@ -1,1 +1,1 @@
-"""What a proof claims, its raw data and its verdict, without I/O; `verdict` turns raw data into a conclusion."""
+"""A proof's claim, raw data and verdict, without I/O; `verdict` computes the conclusion from the raw data."""

@@ -1,7 +1,7 @@
-"""Checks the raw data of a proof: invalid rounds, which are repeated, and data that rule out a verdict.
+"""Checks the raw data of a proof for void rounds, which are repeated, and for data that rule out a verdict.
 
-A block with too many disturbed iterations makes its round invalid. A block that was not run as registered, or whose
-data are impossible, leaves the proof without a verdict.
+A block with too many disturbed iterations makes its round void. If a block was not run as registered, or its data are
+impossible, the proof has no verdict.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,20 +15,20 @@ from gpuenergyd_prove.proof.registration import ExclusionRules, Registration
 DISTURBED = "too many disturbed iterations"
 UNMEASURED = "too few iterations with a measured energy"
 _MAX_COUNTER_ERROR_RATIO = 0.1
-"""The iterations' energies and the counters beside them may differ by this much over a block."""
+"""Permitted difference, over a block, between the iterations' energies and the separately read counters."""
 _SAME_TIME_S = 0.05
-"""Clocks of different processes of a host are read this far apart."""
+"""Tolerance for times recorded by different processes of a host."""
 
 
 def counted(block: Block, rules: ExclusionRules) -> tuple[IterationSample, ...]:
-    """Return the iterations of a block that count: settled, and not disturbed from outside."""
+    """Return the iterations of a block to evaluate: those after settling that were not disturbed from outside."""
     settled = block.iterations[rules.settling_iterations :]
     limit_s = median(sample.time_s for sample in settled) * (1 + rules.outlier_ratio) if settled else 0.0
     return tuple(sample for sample in settled if sample.time_s <= limit_s)
 
 
 def why_void(block: Block, rules: ExclusionRules, block_iterations: int) -> str | None:
-    """Return why a block, and with it its round, is void; None if it is sound."""
+    """Return why a block, and so its round, is void; None if it is sound."""
     num_settled = len(block.iterations[rules.settling_iterations :])
     kept = counted(block, rules)
     if not kept or len(kept) < (1 - rules.max_excluded_ratio) * max(num_settled, block_iterations):
@@ -38,9 +38,9 @@ def why_void(block: Block, rules: ExclusionRules, block_iterations: int) -> str 
 
 
 def num_blocks_due(registration: Registration, blocks: Sequence[Block]) -> int:
-    """Return how many blocks a proof needs in all, as far as the blocks that have run tell.
+    """Return how many blocks a proof needs in total, judging by the blocks that have run.
 
-    Void rounds are repeated in the registered order, if the rules say so and until there are too many of them.
+    Void rounds are repeated in the registered order if the rules say so, unless there are too many of them.
     """
     num_arms, num_rounds = len(registration.arms), registration.design.num_rounds
     num_sound = num_run = 0
@@ -56,7 +56,7 @@ def num_blocks_due(registration: Registration, blocks: Sequence[Block]) -> int:
 
 
 def problems(registration: Registration, blocks: Sequence[Block]) -> Iterator[str]:
-    """Yield what speaks against the data, each as one line."""
+    """Yield the problems of the data, each as one line."""
     order, num_due = registration.order(), num_blocks_due(registration, blocks)
     if len(blocks) != num_due:
         yield f"{count_text(len(blocks), 'block')}; {num_due} were registered"
@@ -92,7 +92,7 @@ def _block_problem(block: Block) -> str | None:
 
 
 def _power_problem(block: Block) -> str | None:
-    """Compare the iterations' energies with the counters that were read beside them, where both are known."""
+    """Compare the iterations' energies with the separately read counters where both are known."""
     counted_j = sampled_j = 0.0
     for sample in block.iterations:
         between_j = energy_j(block.gpu_power, sample.begun_at_s, sample.begun_at_s + sample.time_s)

@@ -1,4 +1,4 @@
-"""Raw data of a proof: iterations in blocks, GPU power beside the energy counters, and outside meters."""
+"""Raw data of a proof: blocks of iterations, separately sampled GPU power, and readings of external meters."""
 
 import itertools
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class IterationSample:
-    """One iteration under the arm's plan; times in seconds since 1970, UTC, energy of all GPUs by their counters."""
+    """One iteration under the arm's plan; `begun_at_s` is in seconds since 1970 UTC, the energy is that of all GPUs."""
 
     index: int
     begun_at_s: float
@@ -17,7 +17,7 @@ class IterationSample:
 
 @dataclass(frozen=True, slots=True)
 class PowerSample:
-    """Power at an instant: of all GPUs, from differences of their energy counters, or of what a meter covers."""
+    """Power at an instant: of all GPUs, from differences of their energy counters, or as read from a meter."""
 
     at_s: float
     power_w: float
@@ -25,7 +25,7 @@ class PowerSample:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One run of one arm: its iterations under the arm's plan, and the power from begin to end."""
+    """One run of one arm: its iterations under the arm's plan, and the power from start to end."""
 
     arm: str
     begun_at_s: float
@@ -34,7 +34,7 @@ class Block:
     gpu_power: tuple[PowerSample, ...] = ()
     meter_power: tuple[PowerSample, ...] = ()
     losses: tuple[float, ...] = ()
-    """Of all iterations of the run from its first on, if the program writes them."""
+    """Losses of all iterations of the run from the first on, if the program writes them."""
 
 
 def energy_j(samples: Sequence[PowerSample], from_s: float, to_s: float) -> float | None:

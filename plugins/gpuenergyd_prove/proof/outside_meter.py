@@ -1,13 +1,14 @@
-"""Alignment of an outside meter with the power of the GPUs, and the level of measurement that a proof reaches.
+"""Alignment of an external meter with the GPUs' power, and the level of measurement that a proof reaches.
 
 A meter reports late, averages, and measures more than the GPUs: P_meter(t) = offset + gain * mean P_gpu(t - lag). For
-each lag of a grid, gain and offset follow from least squares; the lag with the smallest squares wins, and a parabola
-through it and its neighbours refines it. Blocks of different arms, and starts and ends of runs, are the signal.
+each lag on a grid, gain and offset are fitted by least squares. The lag with the smallest residual is chosen, and a
+parabola through it and its neighbors refines it. The signal is the change of power between arms and at starts and ends.
 
-Levels are those of the EE HPC WG power measurement methodology (version 2.0). Level 1 asks for mean power over the core
-phase, with at least a reading a second, of the nodes and upstream of their power supplies. Level 2 asks for the whole
-run, and for network and the like, measured or estimated. Level 3 asks for a revenue-grade meter that integrates energy,
-which no program can vouch for: it is never claimed. A proof that reads GPU boards or CPU packages alone reaches none.
+Levels are those of the EE HPC WG power measurement methodology (version 2.0). Level 1 requires the mean power over the
+core phase, with at least one reading per second, of the nodes upstream of their power supplies. Level 2 requires the
+whole run, and network and other subsystems, measured or estimated. Level 3 requires a revenue-grade meter that
+integrates energy; no program can verify that, so it is never claimed. A proof that reads only GPU boards or CPU
+packages reaches no level.
 """
 
 import math
@@ -24,7 +25,7 @@ MAX_LAG_S = 60.0
 _LEAST_SAMPLES = 20
 _LEAST_CORRELATION = 0.8
 _SURE_AT_SIGMA = 3.0
-"""Half width of the stated errors in standard errors: readings near each other err alike."""
+"""Half width of the stated errors in standard errors; large, because errors of neighboring readings are correlated."""
 COVERS = ("node", "node-and-network", "components")
 _LEVEL_1_PERIOD_S = 1.0
 _TOLERANCE = 1.1
@@ -34,9 +35,9 @@ _WHOLE_RATIO = 0.99
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """How a meter's readings follow the GPUs.
+    """How a meter's readings follow the GPUs' power.
 
-    Errors are three standard errors of the fit, with half a step of the lag, and what that does to the gain.
+    The lag's error is three standard errors of the fit plus half a grid step; the gain's error includes its effect.
     """
 
     lag_s: float
@@ -49,14 +50,14 @@ class Alignment:
 
     @property
     def is_aligned(self) -> bool:
-        """Whether the meter follows the GPUs closely enough to give it the same windows."""
+        """Whether the meter follows the GPUs closely enough to evaluate both over the same windows."""
         return self.correlation >= _LEAST_CORRELATION
 
 
 @dataclass(frozen=True, slots=True)
 class _MeterFit:
     left_ratio: float
-    """Share of the variance of the readings that the GPUs do not explain."""
+    """Share of the variance of the readings that the GPUs' power does not explain."""
     gain: float
     offset_w: float
     correlation: float
@@ -65,11 +66,11 @@ class _MeterFit:
 
 
 PowerPair = tuple[Sequence[PowerSample], Sequence[PowerSample]]
-"""Power of the GPUs and of a meter over the same block; between blocks neither is known."""
+"""Power of the GPUs and of a meter over the same block; between blocks, neither is known."""
 
 
 def alignment(blocks: Sequence[PowerPair], *, max_lag_s: float = MAX_LAG_S) -> Alignment | None:
-    """Return the alignment of a meter; None with fewer than twenty readings beside those of the GPUs."""
+    """Return the alignment of a meter; None with fewer than 20 meter readings in blocks with GPU readings."""
     known = [(_RunningMean(gpu), meter) for gpu, meter in blocks if len(gpu) > 1 and len(meter) > 1]
     if sum(len(meter) for _, meter in known) < _LEAST_SAMPLES:
         return None
@@ -97,7 +98,7 @@ def alignment(blocks: Sequence[PowerPair], *, max_lag_s: float = MAX_LAG_S) -> A
             error_s = step_s * math.sqrt(2 * here.left_ratio / (bend * max(1, here.num_samples - 3)))
     fit = fitted(lag_s) or here
     lag_error_s = math.hypot(_SURE_AT_SIGMA * error_s, step_s / 2)
-    # A lag that is a little wrong blurs the GPUs' power, which makes the gain smaller.
+    # A slightly wrong lag blurs the GPUs' power and so lowers the gain.
     blurred = [other.gain for sign in (-1, 1) if (other := fitted(lag_s + sign * lag_error_s)) is not None]
     return Alignment(
         lag_s=lag_s,
@@ -112,7 +113,7 @@ def alignment(blocks: Sequence[PowerPair], *, max_lag_s: float = MAX_LAG_S) -> A
 
 @dataclass(frozen=True, slots=True)
 class MeasurementLevel:
-    """The level, 0 (none) to 2, and what is missing for the next one."""
+    """The level, 0 (none) to 2, and what is missing for the next level."""
 
     level: int
     missing: str
@@ -124,7 +125,7 @@ def measurement_level(
     """Return the level reached.
 
     Args:
-        meters: the outside meters.
+        meters: the external meters.
         period_s: median time between readings; None without readings.
         covered_s: length of the blocks with readings.
         run_s: length of all blocks.
@@ -144,7 +145,7 @@ def measurement_level(
 
 
 class _RunningMean:
-    """Means of a power series between instants, from the integral of its linear pieces."""
+    """Means of a power series between instants, from the integral of its linear interpolation."""
 
     def __init__(self, samples: Sequence[PowerSample]) -> None:
         self._at_s = [sample.at_s for sample in samples]

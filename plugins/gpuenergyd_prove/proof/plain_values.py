@@ -1,7 +1,7 @@
-"""Reads dataclasses from the plain values of a stranger's JSON: every value has its type, and numbers are finite.
+"""Reads dataclasses from untrusted JSON values, checking that every value has its type and numbers are finite.
 
-The daemon's codec would do, but ignores unknown fields and turns integers into floats: a proof may have neither, since
-its verdict is compared byte for byte.
+The daemon's codec ignores unknown fields and turns integers into floats. A proof allows neither, because its verdict is
+compared byte for byte.
 """
 
 import math
@@ -15,14 +15,14 @@ from gpuenergyd_prove.errors import ProofError
 
 T = TypeVar("T")
 _LARGEST = 2**53
-"""Of numbers: JSON's integers are exact up to it."""
+"""Largest permitted number, up to which JSON's integers are exact."""
 
 
 def read_as(kind: type[T], values: object, where: str = "") -> T:
-    """Return a dataclass from an object of JSON; lists become tuples, and lists of two tuples per pair mappings.
+    """Return a dataclass from a JSON object, with lists converted to tuples.
 
     Raises:
-        ProofError: a field is missing or unknown, or has a value of another type; the message names it.
+        ProofError: a field is missing or unknown, or has a value of the wrong type; the message names it.
     """
     name = where or kind.__name__
     if not isinstance(values, Mapping):
@@ -41,7 +41,7 @@ def read_rows(kind: type[T], rows: object, where: str) -> tuple[T, ...]:
     """Return dataclasses from a list of lists, each with the values of all fields in order.
 
     Raises:
-        ProofError: as `read_as`.
+        ProofError: a row has the wrong length, or a value of the wrong type; the message names it.
     """
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # T is a dataclass
     if not isinstance(rows, list) or any(not isinstance(row, list) or len(row) != len(names) for row in rows):
@@ -67,7 +67,7 @@ def _value(kind: Any, value: object, where: str) -> Any:
     if is_dataclass(kind) and isinstance(kind, type):
         return read_as(kind, value, where)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return value  # written as an integer, and to be written so again
+        return value  # written as an integer, and must be written so again
     if type(value) is not kind or (kind in {int, float} and not _is_number(value)):
         raise ProofError(f"{where} is {_shown(value)}; expected a value of type {getattr(kind, '__name__', kind)}")
     return value

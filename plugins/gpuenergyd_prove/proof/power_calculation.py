@@ -1,9 +1,9 @@
 """Power calculation: how many rounds a proof needs, from the spread of a pilot.
 
 A round has one block of each arm; its saving is the log ratio of their energies per iteration. With a spread sigma
-between rounds, the mean of R of them has a standard error sigma / sqrt(R). A true saving s is told from none with the
-wanted probability if s >= (t(confidence) + t(power)) * sigma / sqrt(R). The pilot's own spread is uncertain, so its
-upper 80 % bound counts (chi-square by Wilson and Hilferty).
+between rounds, the mean of R rounds has a standard error sigma / sqrt(R). A true saving s is distinguished from zero
+with the wanted probability if s >= (t(confidence) + t(power)) * sigma / sqrt(R). The pilot's own spread is uncertain,
+so its upper 80 % bound is used (chi-square by Wilson and Hilferty).
 """
 
 import math
@@ -19,7 +19,7 @@ POWER = 0.9
 LEAST_PILOT_ROUNDS = 4
 _SPREAD_CONFIDENCE = 0.8
 _LEAST_SIGMA_RATIO = 1e-5
-"""Simulated runs may repeat themselves exactly; real counters do not."""
+"""Least spread assumed between rounds, since simulated runs may be identical."""
 
 
 def margin_factor(num_rounds: int) -> float:
@@ -34,12 +34,12 @@ def design(
 
     Args:
         pilot_log_ratios: log of claimed over full-speed energy per iteration, one per pilot round.
-        block_iterations: iterations of a block that count.
+        block_iterations: evaluated iterations of a block.
         smallest_saving_ratio: the saving that the proof must be able to show.
-        max_rounds: the rounds that may run.
+        max_rounds: most rounds that may run.
 
     Raises:
-        ProofError: too few pilot rounds, or more rounds are needed than may run.
+        ProofError: there are too few pilot rounds, or more rounds are needed than may run.
     """
     if len(pilot_log_ratios) < LEAST_PILOT_ROUNDS:
         usable = count_text(len(pilot_log_ratios), "usable pilot round")

@@ -1,4 +1,4 @@
-"""What a proof claims and how it will be judged; registered, and so fixed, before the first block that counts."""
+"""A proof's claim and the rules of its evaluation, which are registered before the first block that counts."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ from gpuenergyd_prove.proof.plain_values import read_as
 
 FORMAT = 1
 BASELINE_ARM = "full-speed"
-"""Name of the arm that everything is compared with."""
+"""Name of the arm with which the others are compared."""
 CONFIDENCE = 0.999
-"""Of every interval. Of a thousand proofs of policies that save nothing, one half says `saves`."""
+"""Confidence of every interval. Of 2,000 proofs of policies that save nothing, one is expected to conclude `saves`."""
 LEAST_ROUNDS = 8
 _MAX_ROUNDS, _MAX_ITERATIONS, _MAX_ARMS = 10_000, 1_000_000, 16
-"""Of a stranger's proof: larger ones would take longer to check than to run."""
+"""Limits of a proof to check, so that checking does not take longer than running it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +29,25 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class ExclusionRules:
-    """Which iterations do not count; the same for every arm, and applied to raw data again by every check."""
+    """Which iterations are left out; the same for every arm, and applied to the raw data again by every check."""
 
     settling_iterations: int = 2
-    """Of a block's planned iterations, the first ones: the clocks have just changed."""
+    """Number of a block's first iterations that are left out, because the clocks have just changed."""
     outlier_ratio: float = 0.25
-    """Iterations that take this much longer than their block's median are disturbed from outside."""
+    """Iterations longer than their block's median by more than this ratio are treated as disturbed from outside."""
     max_excluded_ratio: float = 0.25
-    """A block of which more is disturbed is void, and with it its round."""
+    """A block with a larger share of disturbed iterations is void, and so is its round."""
     min_measured_ratio: float = 0.5
-    """So does one of which fewer have a measured energy: slow counters do not date every iteration."""
+    """A block with a smaller share of iterations with measured energy is void; slow counters do not cover every one."""
     max_void_ratio: float = 0.2
-    """With more void rounds there is no verdict."""
+    """With a larger share of void rounds, there is no verdict."""
     repeats_void_rounds: bool = True
-    """Whether void rounds are repeated at the end, so that as many as registered are sound."""
+    """Whether void rounds are repeated at the end, to reach the registered number of sound rounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeterFacts:
-    """An outside meter: its kind, what it covers, and its error by its data sheet."""
+    """An external meter: its kind, what it covers, and its error according to its data sheet."""
 
     kind: str
     covers: str
@@ -62,29 +62,29 @@ class ProofDesign:
     num_rounds: int
     block_iterations: int
     smallest_saving_ratio: float
-    """The smallest saving that the proof can tell from none, with 90 % probability."""
+    """The smallest saving that the proof distinguishes from zero with 90 % probability."""
     round_sigma_ratio: float
-    """Spread of a saving between rounds: the upper bound that the pilot leaves (80 %)."""
+    """Spread of the saving between rounds, as the pilot's upper 80 % bound."""
     pilot_rounds: int
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A proof before its first arm."""
+    """Everything about a proof that is fixed before its first block."""
 
     registered_at_s: float
     """UTC, in seconds since 1970."""
     public_key: str
-    """Hexadecimal Ed25519 key whose private half is gone when the proof ends."""
+    """Hexadecimal Ed25519 public key; the private key is lost when the proof ends."""
     hypothesis: str
     command: tuple[str, ...]
     arms: tuple[Arm, ...]
-    """Full speed first; the claim is about the second, further ones are for comparison."""
+    """Full speed first, then the arm that the claim is about; further arms are for comparison."""
     design: ProofDesign
     rules: ExclusionRules
     order_seed: int
     max_slowdown_ratio: float
-    """The claim includes that iterations take at most this much longer."""
+    """Largest slowdown of iterations according to the claim."""
     meters: tuple[MeterFacts, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
     pilot_sha256: str = ""
@@ -96,7 +96,7 @@ class Registration:
 
     @property
     def most_rounds(self) -> int:
-        """How many rounds may run, repetitions of void ones included."""
+        """How many rounds may run, including repetitions of void ones."""
         num_spare = int(self.rules.max_void_ratio * self.design.num_rounds) if self.rules.repeats_void_rounds else 0
         return self.design.num_rounds + num_spare
 
@@ -118,9 +118,9 @@ def hypothesis_text(arm: Arm, max_slowdown_ratio: float) -> str:
 
 
 def block_order(names: Sequence[str], num_rounds: int, seed: int) -> tuple[str, ...]:
-    """Return the arm of each block: shuffled rounds, every second one the reverse of the one before.
+    """Return the arm of each block: rounds in random order, every second round the reverse of the previous one.
 
-    So each arm has the same mean position, and steady drift falls out of every second pair of rounds.
+    So each arm has the same mean position in each pair of rounds, which cancels steady drift.
     """
     draw = random.Random(seed)  # noqa: S311  reproducible, not secret
     order: list[str] = []

@@ -1,9 +1,9 @@
-"""Computes the verdict of a proof from its registration and raw data alone, so that everybody gets the same one.
+"""Computes the verdict of a proof from only its registration and raw data, so that everybody gets the same one.
 
-Each round gives one log ratio per arm: its mean over the round's full-speed block. Their mean over rounds has a Student
-interval; blocks, not iterations, are the unit, since iterations of one run err alike. All intervals have the confidence
-that the registration states. Without enough sound rounds, with a wider interval than registered, or with any problem
-in the data there is no verdict.
+Each round gives one log ratio per arm: its mean divided by that of the round's full-speed block. The mean of these
+ratios over rounds has a Student interval. The unit is the block, not the iteration, since errors within a run are
+correlated. All intervals have the confidence `CONFIDENCE`. There is no verdict if there are too few sound rounds, the
+interval is wider than registered, or the data have any problem.
 """
 
 import math
@@ -23,25 +23,25 @@ from gpuenergyd_prove.proof.power_calculation import margin_factor
 from gpuenergyd_prove.proof.registration import BASELINE_ARM, CONFIDENCE, LEAST_ROUNDS, ExclusionRules, Registration
 
 _DIGITS = 6
-"""Significant digits of a verdict: mathematical libraries differ in the sixteenth."""
+"""Significant digits of a verdict; few, because mathematical libraries differ in the sixteenth."""
 
 
 class Conclusion(StrEnum):
     """What a proof shows."""
 
     SAVES = "saves"
-    """Less GPU energy, and not slower than registered."""
+    """It uses less GPU energy and is not slower than registered."""
     SAVES_BUT_SLOWER = "saves, but may be slower than registered"
     NOT_SHOWN = "no saving shown"
     COSTS = "uses more energy"
     LOSSES_DIFFER = "losses differ"
-    """The training did not compute the same, so that its energies cannot be compared."""
+    """The training did not compute the same results, so its energies cannot be compared."""
     NO_VERDICT = "no verdict"
 
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
-    """One arm against full speed, as ratios; None where it was not measured."""
+    """One arm compared with full speed, as ratios; None if not measured."""
 
     arm: str
     num_rounds: int
@@ -53,7 +53,7 @@ class ArmResult:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The conclusion with its reasons, and every arm's figures."""
+    """The conclusion with its reasons, and the figures of every arm."""
 
     conclusion: Conclusion
     reasons: tuple[str, ...]
@@ -124,7 +124,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class _BlockMeans:
-    """Means per counted iteration of one block."""
+    """Means over the evaluated iterations of one block."""
 
     time_s: float
     gpu_energy_j: float
@@ -133,7 +133,7 @@ class _BlockMeans:
 
 
 def log_ratios(rounds: Sequence[Mapping[str, float]], arm: str) -> list[float]:
-    """Return the log ratio of an arm over full speed, of each round that has both."""
+    """Return the log ratio of an arm to full speed for each round that has both."""
     return [
         math.log(values[arm] / values[BASELINE_ARM]) for values in rounds if arm in values and BASELINE_ARM in values
     ]
@@ -142,7 +142,7 @@ def log_ratios(rounds: Sequence[Mapping[str, float]], arm: str) -> list[float]:
 def gpu_energies_j(
     blocks: Sequence[Block], num_arms: int, rules: ExclusionRules, block_iterations: int = 1
 ) -> list[dict[str, float]]:
-    """Return the mean GPU energy per iteration of each arm, round by round; a round with a void block is empty."""
+    """Return, for each round, the mean GPU energy per iteration of each arm; void blocks are left out."""
     means = [_means(block, rules, block_iterations, None) for block in blocks]
     return [
         {block.arm: own.gpu_energy_j for block, own in zip(blocks[k : k + num_arms], found, strict=True) if own}
@@ -273,7 +273,7 @@ def _losses(arm: str, blocks: Sequence[Block]) -> str:
 
 
 def _largest_difference(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return the largest difference at common iterations relative to the largest loss; infinite without one."""
+    """Return the largest difference at common iterations, relative to the largest loss; infinite if none is common."""
     pairs = list(zip(a, b, strict=False))
     scale = max((abs(y) for _, y in pairs), default=0.0) or 1.0
     return max((abs(x - y) / scale for x, y in pairs), default=math.inf)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ShowResult: TypeAlias = Callable[[str, "ShownProgress"], None]
 _LOOK_PERIOD_S = 0.2
 _MAX_FOLDER_CHARS = 60
-"""A Unix socket's path is limited to 107 characters, including the names below this folder."""
+"""Longest path of the demo's folder, since a Unix socket's path inside it is limited to 107 characters."""
 
 
 def demo(  # noqa: PLR0913  each option is a parameter
@@ -57,7 +57,7 @@ def demo(  # noqa: PLR0913  each option is a parameter
         str,
         typer.Option(
             metavar="unkind|kind",
-            help="Simulated GPUs with late clocks, slow reads and stalls as on real hosts, or ideal ones.",
+            help="Simulate late clocks, slow reads and stalls as on real hosts, or ideal GPUs.",
         ),
     ] = "unkind",
     carbon_trace: Annotated[
@@ -83,7 +83,7 @@ def demo(  # noqa: PLR0913  each option is a parameter
         bool,
         typer.Option(
             "--real-time",
-            help="Processes of their own, to watch, kill and attach to; needs a quiet host.",
+            help="Run separate processes to watch, kill and attach to; needs a quiet host.",
         ),
     ] = False,
     kill_worker_after_s: Annotated[
@@ -94,8 +94,8 @@ def demo(  # noqa: PLR0913  each option is a parameter
 ) -> int:
     """Train on simulated GPUs and report the saving.
 
-    Runs a small GPT in a real torch pipeline under a private daemon: baseline, plans that learn, report. The
-    last line is the result in one sentence. Time is simulated, too: the load of this host does not change the result.
+    Runs a small GPT in a real torch pipeline under a private daemon: baseline, plans that learn, report. The last line
+    is the result in one sentence. Time is simulated, too, so that the load of this host does not change the result.
 
     Examples:
         gpuenergyd demo
@@ -153,7 +153,7 @@ def _run_in_real_time(
 def _run_in_virtual_time(
     request: DemoRequest, folder: Path, inherited_fds: Sequence[int], progress: "ShownProgress", show_result: ShowResult
 ) -> None:
-    """Run the process in which everything lives in virtual time."""
+    """Run the process in which everything runs in virtual time."""
     from gpuenergyd_sim.demo.virtual_files import VirtualFiles  # noqa: PLC0415
     from gpuenergyd_sim.private_daemon.processes import Children, raise_on_termination  # noqa: PLC0415  start fast
 
@@ -161,7 +161,7 @@ def _run_in_virtual_time(
     files = VirtualFiles(folder)
     files.write_request(request)
     with Children(folder, inherited_fds) as children:
-        # With one seed of its hashes, Python walks through sets of texts in the same order in every run.
+        # With a fixed hash seed, Python iterates over sets of strings in the same order in every run.
         demo = children.start(
             "demo", ["gpuenergyd_sim.demo.virtual_main", str(folder)], PYTHONHASHSEED="0", TMPDIR=str(folder)
         )
@@ -190,7 +190,7 @@ def _show_and_hold(folder: Path, reason: str, progress: "ShownProgress", show_re
 def _show_result(
     request: DemoRequest, folder: Path, out: Path, reason: str, progress: "ShownProgress", *, as_json: bool
 ) -> None:
-    """Write the HTML report and print the result; `reason` is why there are too few planned iterations."""
+    """Write the HTML report and print the result; `reason` says why there are too few planned iterations."""
     from gpuenergyd_sim.demo.result import (  # noqa: PLC0415  start fast
         json_figures,
         print_result,
@@ -211,7 +211,7 @@ def _show_result(
 
 
 def _progress(request: DemoRequest, *, as_json: bool) -> "ShownProgress":
-    """Return a live view on a terminal, plain lines elsewhere; with --json on stderr."""
+    """Return a live view for a terminal, else plain lines; with --json, they go to stderr."""
     from rich.console import Console  # noqa: PLC0415  start fast
 
     from gpuenergyd_sim.demo.progress import LineProgress, LiveProgress  # noqa: PLC0415

@@ -19,11 +19,11 @@ LEAST_HISTORY_HOURS = 8 * 24
 DEFAULT_BUDGET_RATIO = 0.1
 """Slowdown budget of the demo: large enough to cover profiling of a short job and to show in a table."""
 _LEAST_ITERATIONS_PER_HOUR = 3
-"""A plan for the next hour takes effect an iteration or two after it was made."""
+"""Least iterations per hour, since a plan for the next hour takes effect an iteration or two after it was made."""
 _LEAST_TUNED_ITERATIONS = 40
-"""Iterations of profiling and tuning for which a demo is worth running."""
+"""Least iterations of profiling and tuning for a demo."""
 _PROFILING_COST_ITERATIONS = 6.0
-"""Twice what the daemon requires of the budget before it permits profiling, since the budget has a reserve, too."""
+"""Budget for profiling: twice what the daemon requires before it permits it, since the budget has a reserve, too."""
 _SYNTHETIC_ZONE = "SYNTHETIC-GB"
 _FIRST_HOUR_AT = datetime(2030, 1, 1, tzinfo=UTC)
 _MEAN_G_PER_KWH = 190.0
@@ -31,7 +31,7 @@ _MEAN_G_PER_KWH = 190.0
 
 @dataclass(frozen=True, slots=True)
 class DemoGrid:
-    """Carbon trace of a demo; an hour of it takes `hour_s` seconds, and the budget covers `num_hours`."""
+    """Carbon trace of a demo; one of its hours takes `hour_s` seconds, and the budget covers `num_hours`."""
 
     trace: str
     hour_s: float
@@ -69,7 +69,7 @@ class DemoGrid:
         """
         if self.trace == SYNTHETIC:
             path = folder / f"{_SYNTHETIC_ZONE}_synthetic_2030.csv"
-            # Registration, baseline and profiling take some hours before the budget's window begins.
+            # Registration, baseline and profiling take some hours of the trace before the budget's window begins.
             _write_synthetic_trace(path, num_hours=HISTORY_HOURS + 10 * self.num_hours + 200, seed=seed)
         else:
             path = Path(self.trace).resolve()

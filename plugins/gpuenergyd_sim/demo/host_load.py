@@ -1,4 +1,4 @@
-"""A line that tells users of `gpuenergyd demo --real-time` that a busy host makes its result noisy."""
+"""The warning that a busy host makes the result of `gpuenergyd demo --real-time` noisy."""
 
 import os
 
@@ -8,7 +8,7 @@ _BUSY_LOAD_PER_CPU = 0.75
 
 
 def load_warning() -> str | None:
-    """Return the line if too many processes compete for this host's processors, else None."""
+    """Return the warning if too many processes compete for this host's CPUs, else None."""
     load, num_cpus = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if load <= _BUSY_LOAD_PER_CPU * num_cpus:
         return None

@@ -1,4 +1,4 @@
-"""Progress of the demo: a live view on a terminal, elsewhere lines with at most five seconds between two of them."""
+"""Progress of the demo: a live view on a terminal, else lines at most five seconds apart."""
 
 import contextlib
 import threading
@@ -17,12 +17,12 @@ from gpuenergyd.report.terminal.live import status_view
 from gpuenergyd.report.terminal.status_lines import Status
 
 MAX_SILENCE_S = 5.0
-"""The demo never prints nothing for longer than this."""
+"""Longest time without output."""
 TICK_S = 0.25
 _REPEAT_AFTER_S = 3.5
-"""Silence after which the heartbeat prints a line: early enough for a thread that a busy host delays by a second."""
+"""Time without output after which the heartbeat prints a line, with a margin for delays on a busy host."""
 _LEAST_PERIOD_S = 2.0
-"""Time between two lines of the same phase."""
+"""Least time between two lines of the same phase."""
 
 
 class LiveProgress:
@@ -32,7 +32,7 @@ class LiveProgress:
         self._wanted = (baseline_iterations, tuned_iterations)
         self._text, self._since_s = "", time.monotonic()
         self._status: Status | None = None
-        # Rich draws the view at once and then twice a second in a thread of its own, so that the elapsed time goes on.
+        # Rich draws the view at once and then twice a second in its own thread, so that the elapsed time advances.
         self._live = Live(console=console, transient=True, refresh_per_second=2, get_renderable=self._view)
 
     def __enter__(self) -> Self:
@@ -74,7 +74,7 @@ class LiveProgress:
 
 
 class LineProgress:
-    """Prints a line when the phase changes, every two seconds while iterations pass, and when nothing happens."""
+    """Prints a line when the phase changes, every two seconds while iterations run, and after a silence."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class LineProgress:
                 self._update(name, f"{name}: {done}{of} {noun}{_figures(status['jobs'][0])}")
 
     def tick(self) -> None:
-        """Print a line if there was none for some time: what is new, or how long the current step has taken."""
+        """Print a line after a silence: the news, or how long the current step has taken."""
         with self._lock:
             now_s = self._now()
             if not self._line or now_s - self._printed_at_s < _REPEAT_AFTER_S:
@@ -155,7 +155,7 @@ ShownProgress = LiveProgress | LineProgress
 
 
 def _steps(status: Status, baseline: int, tuned: int) -> list[tuple[str, int, int | None, bool]]:
-    """Return name, iterations done, iterations requested and whether it is running, for each phase."""
+    """Return, for each phase, its name, iterations done, iterations requested, and whether it is running."""
     if not status["jobs"]:
         return []
     job = status["jobs"][0]
@@ -174,7 +174,7 @@ def _steps(status: Status, baseline: int, tuned: int) -> list[tuple[str, int, in
         waited = counts["baseline"] - baseline
         steps.insert(1, (f"planning ({job['policy']})", waited, None, True))
     if phase == "tuned" and job["plan_purpose"] == "tuned" and not job.get("target"):
-        # The demo ends after enough iterations of one plan; its first is not counted. Each plan improves the next one.
+        # The demo ends after enough iterations of one plan, not counting its first. Each plan improves the next one.
         steps[2] = (f"tuned ({job['plan_id']})", min(max(0, job["num_iterations_of_plan"] - 1), tuned), tuned, True)
     if phase == "fallback":
         steps.append(("full speed again", max(0, counts["baseline"] - baseline), None, True))
@@ -182,7 +182,7 @@ def _steps(status: Status, baseline: int, tuned: int) -> list[tuple[str, int, in
 
 
 def _figures(job: Mapping[str, Any]) -> str:
-    """Return the figures of a job known so far, or why it is back at full speed, as the end of a line."""
+    """Return the end of a line: the job's figures known by now, or why it is back at full speed."""
     if job["phase"] == "fallback":
         return f"; {job['phase_reason']}"
     if job["saving_ratio"] is not None and job["saving_interval"] is not None:

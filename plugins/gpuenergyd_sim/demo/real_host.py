@@ -1,4 +1,4 @@
-"""The demo's host in real time: daemon and training as processes of their own."""
+"""The demo's host in real time: daemon and training as separate processes."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class RealHost:
-    """The demo's processes as processes of this host; `children` ends them."""
+    """Runs the demo's processes on this host; `children` ends them."""
 
     def __init__(self, children: Children) -> None:
         self._children = children
@@ -38,7 +38,7 @@ class RealHost:
         self._training = self._children.start("training", ["gpuenergyd_sim.training.gpt", *arguments], **variables)
 
     def training_step(self) -> str | None:
-        """Return what the training program said last of its start."""
+        """Return the training program's last message about its start."""
         return self._training.last_line("gpt: ") if self._training is not None else None
 
     def has_training_ended(self) -> bool:

@@ -1,4 +1,4 @@
-"""The parsed options of `gpuenergyd demo`, and what they must fulfil before anything starts."""
+"""The parsed options of `gpuenergyd demo`, and their checks before anything starts."""
 
 import importlib.util
 import json
@@ -39,15 +39,15 @@ class DemoRequest:
     seed: int
     time_limit_s: float
     simulation: str = "unkind"
-    """Behavior of the simulated GPUs, a `WorldKind`; that of GPUs behind a fake NVML library is not chosen here."""
+    """Behavior of the simulated GPUs, a `WorldKind`; not used for GPUs behind a fake NVML library."""
     grid: DemoGrid | None = None
     """Grid to follow; the demo then runs for the length of the job."""
     is_held: bool = False
     """Whether the daemon is kept after the result until the user presses Enter."""
     is_in_virtual_time: bool = True
-    """Whether everything lives on a clock of its own, which the load of this host does not change."""
+    """Whether everything runs in virtual time, which does not depend on the load of this host."""
     kills_worker_after_s: float | None = None
-    """When to kill the GPU worker, from the registration of the job on; None for never."""
+    """Time from the job's registration to killing the GPU worker; None for never."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -67,20 +67,20 @@ class DemoRequest:
 
     @property
     def run_ahead_options(self) -> tuple[str, ...]:
-        """Options by which the training launches work ahead of its GPUs, as programs do on real ones."""
+        """Options that make the training launch work ahead of its GPUs, as programs do on real GPUs."""
         is_unkind = self.driver == "simulated" and self.simulation == "unkind"
         return ("--run-ahead", "1") if is_unkind else ()
 
     @property
     def iteration_time_s(self) -> float:
-        """Approximate iteration time at full speed, an upper bound on an idle host."""
+        """Approximate iteration time at full speed; an upper bound on an idle host."""
         return (self.num_microbatches + self.num_gpus - 1) * _SLOWEST_STAGE_S
 
     def is_finished(self, job: Mapping[str, Any]) -> bool:
-        """Return whether the current plan has run long enough, or it makes no sense to wait for that.
+        """Return whether the current plan has run long enough, or waiting for that is pointless.
 
-        That is so if corrections have taken too many iterations, or if a busy host made plans slow so often that the
-        policy tries settings again: in a running job that is spread over hundreds of iterations.
+        Waiting is pointless if corrections have taken too many iterations, or if a busy host made plans slow so often
+        that the policy tries settings again, which in a running job is spread over hundreds of iterations.
         """
         if self.grid is not None:
             return self.grid.is_over(job)
@@ -111,7 +111,7 @@ class DemoRequest:
     def _has_no_plan(self, job: Mapping[str, Any]) -> bool:
         """Return whether the policy runs the job at full speed although it has replied and had enough iterations.
 
-        On a busy host its first reply takes long, and the training goes on meanwhile: that is no refusal to plan.
+        A first reply that takes long on a busy host, while the training continues, is not a refusal to plan.
         """
         if self.grid is not None:
             return False  # the next hours may permit one

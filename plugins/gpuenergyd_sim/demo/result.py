@@ -1,4 +1,4 @@
-"""Result of the demo: report, timelines, JSON and one sentence, all with the figures of `gpuenergyd status`."""
+"""Result of the demo: report, timelines, JSON and one sentence, with the same figures as `gpuenergyd status`."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -72,7 +72,7 @@ def result_sentence(job: JobSummary, request: DemoRequest, *, reason: str) -> st
 
 
 def _what_to_do(request: DemoRequest) -> str:
-    """Return what is most likely to give a newcomer a result."""
+    """Return advice that is likely to give a newcomer a result."""
     if not request.is_in_virtual_time and request.driver == "simulated":
         return "On a busy host times are noisy: try again without --real-time."
     if request.policy != DEFAULT_POLICY:

@@ -1,6 +1,6 @@
-"""The course of a demo: start a private daemon, train under it until enough planned iterations have run, stop both.
+"""Runs a demo: starts a private daemon, trains under it until enough planned iterations have run, stops both.
 
-The same code runs in real time, with processes of their own, and in virtual time, with all of them in one process.
+The same code runs in real time, with separate processes, and in virtual time, with everything in one process.
 """
 
 import math
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 JOB_NAME = "demo-gpt"
 FAKE_NVML_VARIABLE = "GPUENERGYD_FAKE_NVML_WORLD"
-"""Variable with the folder of simulated GPUs behind a fake NVML library, such as the one of the tests."""
+"""Variable with the folder of the simulated GPUs behind a fake NVML library, such as that of the tests."""
 _STATUS_PERIOD_S = 0.5
 _END_TIMEOUT_S = 10.0
 _RESTORE_LIMIT_S = 60.0
@@ -32,7 +32,7 @@ class SessionHost(Protocol):
     """The host on which the demo's processes run."""
 
     def start_daemon(self, settings: "Settings", config: Path) -> None:
-        """Start the daemon; `settings` are those of the configuration file and of the demo's options."""
+        """Start the daemon; `settings` result from the configuration file and the demo's options."""
         ...
 
     def start_training(self, arguments: list[str], variables: Mapping[str, str]) -> None:
@@ -40,7 +40,7 @@ class SessionHost(Protocol):
         ...
 
     def training_step(self) -> str | None:
-        """Return what the training program said last of its start."""
+        """Return the training program's last message about its start."""
         ...
 
     def has_training_ended(self) -> bool:
@@ -51,7 +51,7 @@ class SessionHost(Protocol):
         """Check that no process has failed.
 
         Raises:
-            UsageError, GpuEnergyError: one has, and why.
+            UsageError, GpuEnergyError: a process has failed; the message says why.
         """
         ...
 
@@ -64,7 +64,7 @@ class SessionHost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SessionOutcome:
-    """What a training under the daemon came to."""
+    """The outcome of a training under the daemon."""
 
     reason: str
     """Why there are too few planned iterations; empty if there are enough."""
@@ -72,7 +72,7 @@ class SessionOutcome:
 
 
 class Progress(Protocol):
-    """Receiver of the demo's steps and of the daemon's status."""
+    """Shows the demo's steps and the daemon's status."""
 
     def announce(self, text: str) -> None:
         """Show the current step."""
@@ -95,7 +95,7 @@ def demo_settings(request: DemoRequest, folder: Path, world: Path) -> "Settings"
         config.write_text(request.grid.configuration(folder, seed=request.seed, budget_ratio=budget), encoding="utf-8")
     return load_settings(
         config,
-        mode="control",  # also where the GPUs are behind a fake NVML library
+        mode="control",  # needed for GPUs behind a fake NVML library
         driver=request.driver,
         world_path=world,
         runtime_dir=folder / "run",
@@ -107,7 +107,7 @@ def demo_settings(request: DemoRequest, folder: Path, world: Path) -> "Settings"
 
 
 def run_session(request: DemoRequest, folder: Path, host: SessionHost, progress: Progress) -> SessionOutcome:
-    """Train until enough planned iterations have run, and end the training; the daemon goes on.
+    """Train until enough planned iterations have run, and end the training; the daemon keeps running.
 
     Raises:
         UsageError, GpuEnergyError: daemon or training failed.
@@ -199,7 +199,7 @@ def locked_gpus(host: Any) -> list[int]:
 
 
 def _wait_for_end(client: "DaemonClient") -> None:
-    """Wait until the end of the job is in the history; the daemon finishes the job itself if that takes too long."""
+    """Wait until the end of the job is in the history, or a time limit; the daemon then finishes the job itself."""
     until = time.monotonic() + _END_TIMEOUT_S
     while time.monotonic() < until:
         status = client.get_status()
@@ -209,7 +209,7 @@ def _wait_for_end(client: "DaemonClient") -> None:
 
 
 class _WorkerFault:
-    """Kills the GPU worker once, when a GPU has a clock lock, and waits until none has."""
+    """Kills the GPU worker once, when a GPU has a clock lock, and waits until no GPU has one."""
 
     def __init__(self, after_s: float | None, host: SessionHost, world: Path, progress: Progress) -> None:
         self._after_s, self._host, self._world, self._progress = after_s, host, world, progress
@@ -217,10 +217,10 @@ class _WorkerFault:
         self._is_first = after_s is not None
 
     def provoke(self, status: Mapping[str, Any]) -> None:
-        """Kill the worker if it is time; called from the registration of the job on.
+        """Kill the worker if it is time; call this repeatedly after the job has registered.
 
         Raises:
-            GpuEnergyError: a lock is left.
+            GpuEnergyError: a lock was left behind.
         """
         if self._is_first:
             self._is_first = False
@@ -247,7 +247,7 @@ class _WorkerFault:
 
 
 def _watch(request: DemoRequest, client: "DaemonClient", host: SessionHost, world: Path, progress: Progress) -> str:
-    """Show the daemon's status until enough planned iterations have run; return why there will not be enough, or ""."""
+    """Show the daemon's status until enough planned iterations have run; return "", or why they never will."""
     extra_time_s = request.grid.extra_time().total_seconds() if request.grid is not None else 0.0
     until = time.monotonic() + request.time_limit_s + extra_time_s
     fault = _WorkerFault(request.kills_worker_after_s, host, world, progress)

@@ -1,4 +1,4 @@
-"""Files by which the command line and the demo's process in virtual time talk: request, progress, release."""
+"""Files for communication between the command line and the demo's process in virtual time."""
 
 import json
 from pathlib import Path
@@ -10,18 +10,18 @@ from gpuenergyd_sim.demo.session import Progress
 
 
 class VirtualFiles:
-    """The files in the demo's folder, as the command line uses them."""
+    """The command line's side of the files in the demo's folder."""
 
     def __init__(self, folder: Path) -> None:
         self._request, self._progress, self._release = _paths(folder)
         self._num_announced = 0
 
     def write_request(self, request: DemoRequest) -> None:
-        """Write what the demo is asked for."""
+        """Write the request for the demo."""
         self._request.write_text(request.to_json(), encoding="utf-8")
 
     def show(self, progress: Progress) -> None:
-        """Show the steps that are new, and the daemon's status if it is newer than the last one."""
+        """Show new steps, and the daemon's status."""
         found = self._read()
         for step in found.get("steps", ())[self._num_announced :]:
             progress.announce(step)
@@ -30,12 +30,12 @@ class VirtualFiles:
             progress.show(found["status"])
 
     def reason(self) -> str | None:
-        """Return why a training that has ended has too few planned iterations, "" if it has enough; None before."""
+        """Return why an ended training has too few planned iterations, or "" if it has enough; None before its end."""
         reason: str | None = self._read().get("reason")
         return reason
 
     def release(self) -> None:
-        """Have a held demo end."""
+        """Let a held demo end."""
         self._release.touch()
 
     def _read(self) -> dict[str, Any]:
@@ -47,18 +47,18 @@ class VirtualFiles:
 
 
 class VirtualProgress:
-    """The files in the demo's folder, as the process in virtual time uses them."""
+    """The virtual-time process's side of the files in the demo's folder."""
 
     def __init__(self, folder: Path) -> None:
         self._request, self._progress, self._release = _paths(folder)
         self._steps: list[str] = []
 
     def read_request(self) -> DemoRequest:
-        """Return what the demo is asked for."""
+        """Return the request for the demo."""
         return DemoRequest.from_json(self._request.read_text(encoding="utf-8"))
 
     def announce(self, text: str) -> None:
-        """Write one more step."""
+        """Add a step."""
         self._steps.append(text)
         self._write()
 
@@ -71,7 +71,7 @@ class VirtualProgress:
         self._write(reason=reason)
 
     def is_released(self) -> bool:
-        """Return whether a held demo shall end."""
+        """Return whether a held demo should end."""
         return self._release.exists()
 
     def _write(self, **newest: Any) -> None:

@@ -1,8 +1,8 @@
 """The demo's host in virtual time: daemon, GPU worker, policy host and training ranks in one process, on one clock.
 
-The demo's folder holds the request; results and progress are written into it. What runs is what runs elsewhere: the
-daemon's composition root, its sockets and messages, the worker with its journal, the database, torch. Only clocks,
-sleeps, threads and processes are those of `gpuenergyd_sim.virtual_time`.
+The demo's folder holds the request; results and progress are written into it. The code is the same as on a real host:
+the daemon's composition root, its sockets and messages, the worker with its journal, the database, torch. Only clocks,
+sleeps, threads and processes are replaced by those of `gpuenergyd_sim.virtual_time`.
 """
 
 import asyncio
@@ -31,16 +31,16 @@ _RANKS_MODULE = "gpuenergyd_sim.training.virtual_ranks"
 _END_LIMIT_S = 60.0
 _LOOK_PERIOD_S = 0.2
 _PREPARATION_NS = 1_000_000_000
-"""Virtual time for the preparation of the policy, which only readings of the clock use up."""
+"""Virtual time reserved for preparing the policy, during which only readings of the clock advance time."""
 
 
 class VirtualChild:
-    """A virtual process as `asyncio.create_subprocess_exec` returns a real one."""
+    """A virtual process with the interface of those that `asyncio.create_subprocess_exec` returns."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
         self.pid = os.getpid()
-        """All virtual processes have the pid of the one that they live in."""
+        """Pid of the real process, which all virtual processes share."""
         self.stdin: asyncio.StreamWriter | None = None
         self.stdout: asyncio.StreamReader | None = None
 
@@ -72,7 +72,7 @@ class VirtualChild:
 
 
 class VirtualHost:
-    """Starts the demo's processes as virtual ones."""
+    """Starts the demo's processes as virtual processes."""
 
     def __init__(self, kernel: VirtualKernel) -> None:
         self._kernel = kernel
@@ -107,7 +107,7 @@ class VirtualHost:
         return child
 
     def _start_sentinel(self, journal_path: Path) -> int:
-        """Start the process that restores the GPUs of the running GPU worker if that is killed."""
+        """Start the process that restores the GPUs if the running GPU worker is killed."""
         ended_fd = self._kernel.current.process.ended_fd
         self._kernel.start_process("sentinel", lambda: wait_and_restore(ended_fd, journal_path))
         return os.getpid()
@@ -118,7 +118,7 @@ class VirtualHost:
         self._ranks = importlib.import_module(_RANKS_MODULE).Ranks(self._kernel, arguments)
 
     def training_step(self) -> str | None:
-        """Return None: nothing that takes virtual time happens before the job registers."""
+        """Return None, because nothing takes virtual time before the job registers."""
         return None
 
     def has_training_ended(self) -> bool:
@@ -137,12 +137,12 @@ class VirtualHost:
                 raise GpuEnergyError(f"{process.name} failed; see the end of the log above")
 
     def kill_worker(self, status: Mapping[str, Any]) -> None:  # noqa: ARG002  it is known here
-        """Kill the GPU worker that was started last."""
+        """Kill the most recently started GPU worker."""
         if self._worker is not None:
             self._worker.kill()
 
     def stop_training(self) -> None:
-        """Have all ranks stop after the same iteration, and wait for that."""
+        """Stop all ranks after the same iteration, and wait for that."""
         self._ranks.stop()
         _wait_until(lambda: not any(rank.is_alive for rank in self._rank_processes()))
         self.check()
@@ -152,7 +152,7 @@ class VirtualHost:
         return processes
 
     def stop_daemon(self) -> None:
-        """End the daemon by SIGTERM."""
+        """End the daemon with SIGTERM."""
         if self._daemon is not None and self._daemon.is_alive:
             self._daemon.signal(SIGTERM)
             _wait_until(lambda: self._daemon is None or not self._daemon.is_alive)
@@ -181,10 +181,10 @@ def run_demo(kernel: VirtualKernel, folder: Path, *, real_mono_ns: Callable[[], 
 
 
 def _prepare_policy(kernel: VirtualKernel, policy: str, announce: Callable[[str], None]) -> None:
-    """Have a policy compile its code, or load it, with the same clock and the same random numbers afterwards.
+    """Let a policy compile or load its code, so that clock and random numbers afterwards do not depend on which.
 
-    Each reading of the clock advances it. numba reads it 208,000 times when it compiles, 6,000 times when it loads its
-    cache, and draws names of files.
+    Each reading of the virtual clock advances it. numba reads it 208,000 times to compile and 6,000 times to load its
+    cache, and draws random file names.
     """
     ready_ns, draw = kernel.now_ns + _PREPARATION_NS, os.urandom
     os.urandom = os.getrandom

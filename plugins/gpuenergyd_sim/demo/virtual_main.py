@@ -1,4 +1,4 @@
-"""Entry of the demo in virtual time: it replaces clocks, threads and processes before anything else is imported.
+"""Entry point of the demo in virtual time: replaces clocks, threads and processes before anything else is imported.
 
 python -m gpuenergyd_sim.demo.virtual_main FOLDER
 """
@@ -13,13 +13,13 @@ from gpuenergyd_sim.virtual_time.install import install
 from gpuenergyd_sim.virtual_time.kernel import VirtualKernel
 
 _BOOTED_FOR_NS = 3_600_000_000_000
-"""Virtual monotonic clock at the start; the same in each run, since counters have phases on it."""
+"""Virtual monotonic clock at the start; the same in each run, since the phases of counters depend on it."""
 _HOUR_S = 3600
 
 
 def main() -> None:
     """Run the demo and end this process."""
-    # As in the policy host: threads of the linear algebra libraries only cost CPU time. numpy reads this when imported.
+    # As in the policy host, linear algebra threads only cost CPU time. numpy reads these variables at its import.
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     set_handler, real_mono_ns = signal.signal, time.monotonic_ns
     # A full hour, so that minutes and hours of the history begin at the same iteration in every run.
@@ -33,7 +33,7 @@ def main() -> None:
     kernel.run_until(process)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(process.exit_status or 0)  # tasks that still wait never end
+    os._exit(process.exit_status or 0)  # waiting tasks never end
 
 
 if __name__ == "__main__":

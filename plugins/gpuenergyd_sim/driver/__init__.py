@@ -1,1 +1,1 @@
-"""The driver of simulated GPUs: their model, the world file that processes share, and streams."""
+"""The driver of simulated GPUs: their model, the world file shared by processes, and streams."""

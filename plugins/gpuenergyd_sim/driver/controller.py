@@ -1,4 +1,4 @@
-"""What the daemon needs of simulated GPUs: a driver with all capabilities but error events."""
+"""The daemon's driver for simulated GPUs, with all capabilities except error events."""
 
 import time
 import zlib
@@ -22,7 +22,7 @@ from gpuenergyd_sim.driver.device_parameters import MAX_P, DeviceParameters
 from gpuenergyd_sim.driver.world import World
 
 CALLS_PER_READING = 4
-"""Calls of the driver in a reading of all values: energy and power, clock, power cap, temperature."""
+"""Driver calls in a reading of all values: energy and power, clock, power cap, temperature."""
 
 
 class SimulatedGpus:
@@ -63,7 +63,7 @@ class SimulatedGpus:
         return self._world.path
 
     def release(self, gpu_uuids: Collection[str]) -> None:
-        """Do nothing: there are no handles of single GPUs."""
+        """Do nothing, since there are no handles of single GPUs."""
 
     def reopen(self, gpu_uuids: Collection[str]) -> tuple[GpuIdentity, ...]:
         """Return the GPUs' identities."""
@@ -100,7 +100,7 @@ class SimulatedGpus:
             )
 
     def read_energy(self, gpu_uuid: str) -> EnergyReading:
-        """Return the energy counter alone; the driver looks at it at some instant within the call."""
+        """Return only the energy counter, whose value is taken at a random instant within the call."""
         index = self._at(gpu_uuid)
         read_s = self._world.models[index].read_s
         with self._world.gpu(index) as record:
@@ -117,7 +117,7 @@ class SimulatedGpus:
         return EnergyReading((called_ns + returned_ns) // 2, returned_ns - called_ns, energy_j)
 
     def details(self, gpu_uuid: str) -> GpuDetails:
-        """Return the power limits and power profiles; a simulated GPU has no other details."""
+        """Return power limits and power profiles, the only details of a simulated GPU."""
         index = self._at(gpu_uuid)
         model = self._world.models[index]
         with self._world.gpu(index) as record:
@@ -131,7 +131,7 @@ class SimulatedGpus:
             )
 
     def observe_only_reasons(self) -> Mapping[str, str]:
-        """Return an empty mapping: every simulated GPU can be controlled."""
+        """Return an empty mapping, since every simulated GPU can be controlled."""
         return {}
 
     def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
@@ -182,7 +182,7 @@ class SimulatedGpus:
                 record.state.power_limit_w = power_limit_w
 
     def requested_power_profiles(self, gpu_uuid: str) -> frozenset[int]:
-        """Return the workload power profiles that all programs together have requested."""
+        """Return the workload power profiles requested by all programs together."""
         self._require_profiles(gpu_uuid)
         with self._world.gpu(self._at(gpu_uuid)) as record:
             return _numbers(record.state.power_profiles)
@@ -228,7 +228,7 @@ class SimulatedGpus:
                 state.num_clock_sets += 1
 
     def _occupy_driver(self, time_s: float) -> None:
-        """Spend the time of a call that reads; the driver serialises its calls."""
+        """Spend the time of a reading call; the driver serializes its calls."""
         if time_s > 0.0:
             with self._world.driver_call():
                 self._sleep(time_s)
@@ -242,7 +242,7 @@ class SimulatedGpus:
 
 
 def _numbers(mask: int) -> frozenset[int]:
-    """Return the numbers of the bits that are set."""
+    """Return the positions of the set bits."""
     return frozenset(number for number in range(mask.bit_length()) if mask >> number & 1)
 
 

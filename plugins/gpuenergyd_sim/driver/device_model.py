@@ -12,7 +12,7 @@ The workload power profile Max-Q lowers the highest clock and the static power o
 The temperature follows the power with one time constant. Power is linear in temperature, so between two events
 (a clock takes effect, an instruction ends) both have closed forms, and the energy of an interval does not depend on
 the number of readings in it. A power cap lowers the clock until the power fits, so instructions take longer.
-The driver's counters show the state at the last instant of their update grid, not the present one.
+The driver's counters show the state at the last instant of their update grid, not the present state.
 """
 
 import math
@@ -49,12 +49,12 @@ class InstructionWork:
 class GpuState:
     """The mutable state of one GPU; the order of the fields is the layout of the world file.
 
-    `locked_mhz` is in force, `pending_mhz` is installed and takes effect at `pending_at_ns`. `work_left_ratio` is the
-    remaining part of the running instruction, `work_ended_ns` the instant of its end or 0. The instruction `next_` was
-    launched already and begins when the running one ends; the last two instructions that ended did so at `last_` and
-    `before_last_ended_ns`. Until `stalled_until_ns` a driver call holds up the instructions. The `shown_` values are
-    those of the driver's counters. A sensor that works part of the time measures `sampled_energy_j`, and its present
-    window began at `window_energy_j` of the true energy. `power_profiles` is the mask of requested power profiles.
+    `locked_mhz` is in force; `pending_mhz` is installed and takes effect at `pending_at_ns`. `work_left_ratio` is the
+    remaining part of the running instruction, `work_ended_ns` the instant of its end or 0. The `next_` instruction is
+    already launched and begins when the running one ends. The last two instructions ended at `last_ended_ns` and
+    `before_last_ended_ns`. Until `stalled_until_ns`, a driver call holds up the instructions. `shown_` values are those
+    of the driver's counters. A part-time sensor measures `sampled_energy_j`; when its present window began, the true
+    energy was `window_energy_j`. `power_profiles` is the mask of requested power profiles.
     """
 
     updated_ns: int
@@ -91,7 +91,7 @@ class GpuState:
 
     @property
     def has_work(self) -> bool:
-        """Whether an instruction is running, if only held up by a driver call."""
+        """Whether an instruction is running, even if a driver call holds it up."""
         return bool(self.is_working) and self.work_left_ratio > 0
 
     @property
@@ -138,9 +138,9 @@ def waiting_powers() -> dict[str, tuple[tuple[int, float], ...]]:
 def capped_sm_clock_mhz(
     model: DeviceParameters, work: InstructionWork, sm_clock_mhz: float, power_limit_w: float
 ) -> float:
-    """Return the clock that the power cap allows: the requested one, or the highest whose power is below the cap.
+    """Return the clock that the power cap allows: the requested one, or the highest with power below the cap.
 
-    The cap controller alternates between neighbouring clocks, so the mean is not a supported clock.
+    The cap controller alternates between neighboring clocks, so the mean need not be a supported clock.
     """
     allowed_w = power_limit_w * model.cap_settles_at_ratio
     if working_power_w(model, work, sm_clock_mhz) <= allowed_w:
@@ -156,7 +156,7 @@ def capped_sm_clock_mhz(
 
 
 def effective_sm_clock_mhz(model: DeviceParameters, state: GpuState) -> float:
-    """Return the present clock of the SMs."""
+    """Return the present SM clock."""
     ceiling = _ceiling_mhz(model, state)
     match state.activity:
         case Activity.WORKING:
@@ -168,7 +168,7 @@ def effective_sm_clock_mhz(model: DeviceParameters, state: GpuState) -> float:
 
 
 def _ceiling_mhz(model: DeviceParameters, state: GpuState) -> float:
-    """Return the clock that lock and workload power profile allow."""
+    """Return the clock that the lock and the workload power profile allow."""
     return _below_profile_mhz(model, state, state.locked_mhz)
 
 
@@ -182,7 +182,7 @@ def _is_max_q(state: GpuState) -> bool:
 
 
 def _profile_saves_w(model: DeviceParameters, state: GpuState) -> float:
-    """Return what the workload power profile saves at the same clock."""
+    """Return the power that the workload power profile saves at the same clock."""
     return (1.0 - model.max_q_static_ratio) * model.static_power_w if _is_max_q(state) else 0.0
 
 
@@ -192,7 +192,7 @@ def _capped_mhz(model: DeviceParameters, state: GpuState) -> float:
 
 
 def reported_sm_clock_mhz(model: DeviceParameters, state: GpuState) -> float:
-    """Return the clock that the driver reports, which may be a new one shortly before it takes effect."""
+    """Return the clock that the driver reports, which may be a new clock shortly before it takes effect."""
     is_early = state.pending_mhz != NOTHING_PENDING and (
         state.pending_at_ns - state.updated_ns <= model.reported_early_s * _NS_PER_S
     )
@@ -215,7 +215,7 @@ def remaining_s(model: DeviceParameters, state: GpuState) -> float:
 
 
 def launch(model: DeviceParameters, state: GpuState, work: InstructionWork) -> None:
-    """Begin an instruction, after the running one if there is one; its duration varies slightly, at random."""
+    """Begin an instruction, after the running one if any; its duration varies slightly at random."""
     stretch = max(0.5, 1.0 + model.time_noise_ratio * draw_normal(state))
     state.next_memory_s = work.memory_time_s * stretch
     state.next_compute_s = work.compute_time_s * stretch
@@ -294,7 +294,7 @@ def draw_call_latency_s(model: DeviceParameters, state: GpuState) -> float:
 
 
 def draw_settle_s(model: DeviceParameters, state: GpuState, target_mhz: int) -> float:
-    """Draw the time from the return of a call until its clock takes effect: each target clock has its own mean."""
+    """Draw the time from the return of a call until its clock takes effect; each target clock has its own mean."""
     if model.settle_tail_ratio and draw_uniform(state) < model.settle_tail_ratio:
         return model.settle_tail_min_s + (model.settle_tail_max_s - model.settle_tail_min_s) * draw_uniform(state)
     mean_s = model.settle_mean_s * math.exp(model.settle_target_spread * _noise(_TARGET_NOISE * (target_mhz + 1)))
@@ -375,7 +375,7 @@ def last_update_ns(now_ns: int, period_s: float, any_update_ns: int) -> int:
 
 
 def _noise(number: int) -> float:
-    """Return a standard normal number that depends on a number only."""
+    """Return a standard normal number that depends only on the argument."""
     radius = math.sqrt(-2.0 * math.log(_uniform(number & _MASK64)))
     return radius * math.cos(2.0 * math.pi * _uniform((number + 1) & _MASK64))
 

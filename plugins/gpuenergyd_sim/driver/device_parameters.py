@@ -3,7 +3,7 @@
 The comment of a number begins with one of three words. measured: fitted to a published data set (gridpilot:
 denisa-c/gridpilot, CC-BY-4.0; kernel_tuner: KernelTuner/kernel_tuner_tutorial; Perseus: the training profiles of
 ml-energy/zeus). read: stated in a source. assumed: an estimate, because no figure was found; its basis is given.
-A number that a model does not list is assumed to be that of the model it is derived from.
+A number that a model does not list is assumed to equal that of the model from which it is derived.
 """
 
 import math
@@ -17,7 +17,7 @@ MAX_P, MAX_Q = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class DeviceParameters:
-    """Parameters of one GPU model; `device_model` has the formulas.
+    """Parameters of one GPU model; see `device_model` for the formulas.
 
     The order of the fields is the layout of the world file: numbers first, stored as doubles.
     """
@@ -128,7 +128,7 @@ V100_SXM2 = DeviceParameters(
     call_outlier_max_s=0.03,  # assumed, as above
     settle_mean_s=0.0009,  # read: the same A800 note, both directions; its distribution is assumed
     time_noise_ratio=0.002,  # assumed: 0.2-0.3 % per instruction
-    # The kind world: reading and setting cost nothing; `unkind_world` has what real GPUs do.
+    # The kind world: reading and setting take no time; see `unkind_world` for the behavior of real GPUs.
     read_s=0.0,
     process_list_s=0.0,
     set_stall_s=0.0,
@@ -259,7 +259,7 @@ H100_SXM = replace(
     power_update_s=0.02,  # assumed: as V100
 )
 
-# Measured on one H200 of 700 W, driver 580.159; its curve of power over clocks below the cap is assumed: none was set.
+# Measured on one 700 W H200, driver 580.159; power by clock below the cap is assumed, since no clock was set.
 H200 = replace(
     H100_SXM,
     key="h200",

@@ -1,4 +1,4 @@
-"""Simulated GPUs: the driver for the daemon, and the way for training processes to compute on them."""
+"""Simulated GPUs: the driver for the daemon, and the interface with which training processes compute on them."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -27,10 +27,10 @@ _SHORTEST_SLEEP_S = 1e-6
 
 
 class LaunchedWork(NamedTuple):
-    """What became of the instructions that were launched on a GPU."""
+    """State of the instructions launched on a GPU."""
 
     num_ended: int
-    """Instructions that have ended since the world was created."""
+    """Number of instructions that have ended since the world was created."""
     last_ended_mono_ns: int
     before_last_ended_mono_ns: int
     can_launch: bool
@@ -38,7 +38,7 @@ class LaunchedWork(NamedTuple):
     remaining_s: float
     """Remaining time of the running instruction at the present clock; 0 without one."""
     least_remaining_s: float
-    """The same at the maximum clock."""
+    """Remaining time of the running instruction at the maximum clock; 0 without one."""
 
 
 class SimulatedHost(SimulatedGpus):
@@ -74,14 +74,14 @@ class SimulatedHost(SimulatedGpus):
 
         Raises:
             UsageError: there is no path.
-            DriverError: the file does not exist or is no world file.
+            DriverError: the file does not exist or is not a world file.
         """
         if path is None:
             raise UsageError("the simulated driver needs the world file of its GPUs: --world PATH")
         return cls(path)
 
     def reload_driver(self) -> None:
-        """Simulate a driver reload: clock locks and power limits are gone, counters restart at zero."""
+        """Simulate a driver reload, which removes clock locks and power limits and resets counters to zero."""
         self._world.reset()
 
     # What no real driver reports
@@ -99,14 +99,14 @@ class SimulatedHost(SimulatedGpus):
             return record.state.num_clock_sets
 
     def exact_energy_j(self, gpu_uuid: str) -> float:
-        """Return the energy consumed up to now, exactly instead of in the counter's steps."""
+        """Return the exact energy consumed up to now, without the counter's steps."""
         with self._world.gpu(self._at(gpu_uuid)) as record:
             return record.state.energy_j
 
     # Computing
 
     def attach_process(self, gpu_uuid: str, pid: int) -> None:
-        """Attach a process: until it detaches or dies, the GPU draws at least blocking power."""
+        """Attach a process; until it detaches or dies, the GPU draws at least blocking power."""
         start_ticks = process_start_ticks(pid)
         if start_ticks is None:
             raise GpuNotFoundError(f"cannot attach process {pid} to {gpu_uuid}: it does not exist")
@@ -119,13 +119,13 @@ class SimulatedHost(SimulatedGpus):
             record.state.is_occupied = 1
 
     def detach_process(self, gpu_uuid: str, pid: int) -> None:
-        """Detach a process; without any process the GPU is idle."""
+        """Detach a process; without any process, the GPU is idle."""
         with self._world.gpu(self._at(gpu_uuid)) as record:
             record.processes = [p for p in record.processes if p[0] != pid]
             record.state.is_occupied = int(bool(record.processes))
 
     def begin_work(self, gpu_uuid: str, work: InstructionWork) -> None:
-        """Start an instruction; its duration varies slightly, by the random seed of the world."""
+        """Start an instruction, whose duration varies slightly with the world's random seed."""
         index = self._at(gpu_uuid)
         model = self._world.models[index]
         with self._world.gpu(index) as record:
@@ -133,7 +133,7 @@ class SimulatedHost(SimulatedGpus):
             launch(model, record.state, work)
 
     def launch_work(self, gpu_uuid: str, work: InstructionWork) -> None:
-        """Launch an instruction: it begins when the running one ends, at once if there is none.
+        """Launch an instruction, which begins when the running one ends, or at once if there is none.
 
         Raises:
             DriverError: another instruction waits already.
@@ -145,7 +145,7 @@ class SimulatedHost(SimulatedGpus):
             launch(self._world.models[index], record.state, work)
 
     def launched_work(self, gpu_uuid: str) -> LaunchedWork:
-        """Return what became of the instructions that were launched."""
+        """Return the state of the launched instructions."""
         index = self._at(gpu_uuid)
         model = self._world.models[index]
         with self._world.gpu(index) as record:

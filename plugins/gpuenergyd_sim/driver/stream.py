@@ -1,9 +1,9 @@
-"""A stream of a simulated GPU: the program launches work ahead, the GPU executes it in order, as with CUDA.
+"""A stream of a simulated GPU, as with CUDA: the program launches work ahead, and the GPU executes it in order.
 
-Theory of operation. A program puts operations on the stream and goes on: instructions, waits for a signal of another
-GPU's stream, signals to one, and events. One thread executes them in order. It launches each instruction while the
-previous one runs; the GPU starts the next instruction exactly when the previous one ends, even if the thread wakes up
-late. An event has the time at which the GPU reached it, even if the thread notices later.
+Theory of operation. A program queues operations without waiting for them: instructions, events, signals to the stream
+of another GPU, and waits for its signals. One thread executes the queue in order. It launches each instruction while
+the previous one runs, so that the GPU starts it exactly when the previous one ends, even if the thread wakes up late.
+An event has the time at which the GPU reached it, even if the thread notices later.
 """
 
 import threading
@@ -26,14 +26,14 @@ _CLOSE_LIMIT_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class StreamEvent:
-    """An event of a stream; `mono_ns` is the instant at which the GPU reached it, 0 before."""
+    """An event of a stream; `mono_ns` is the time at which the GPU reached it, 0 before that."""
 
     mono_ns: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class GraphEvent(StreamEvent):
-    """An event recorded by a node of a captured graph: a new instant replaces the last one when the GPU comes to it."""
+    """An event recorded by a node of a captured graph: each time the GPU reaches the node, `mono_ns` is updated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +72,17 @@ class _Progress:
     reached_ns: int = 0
     """The end of the last instruction or wait."""
     pending: deque[tuple[int, _Send | _Record | _Call]] = field(default_factory=deque)
-    """Operations that follow an instruction still running: the number of instructions that have to end before."""
+    """Operations to complete once this many instructions have ended; the instruction before them still runs."""
 
 
 class SimulatedStream:
     """The stream of one process on one simulated GPU.
 
-    `max_launched` bounds the instructions that the GPU has not begun: a program that launches more waits, as it does
-    when the launch queue of a driver is full. With `max_launched=0` each instruction is awaited, as by a program that
-    synchronises after each one.
+    At most `max_launched` instructions wait to be passed to the GPU. A program that launches more has to wait, as it
+    does when a driver's launch queue is full. With `max_launched=0` the program waits until each instruction has been
+    passed to the GPU.
 
-    While it is captured, operations are not executed but kept as the nodes of a graph.
+    During a capture, operations are not executed but stored as the nodes of a graph.
     """
 
     def __init__(
@@ -116,20 +116,20 @@ class SimulatedStream:
 
     @property
     def is_capturing(self) -> bool:
-        """Whether operations are kept as the nodes of a graph."""
+        """Whether operations are stored as the nodes of a graph instead of executed."""
         return self._nodes is not None
 
     def begin_capture(self) -> None:
-        """Keep operations as the nodes of a graph from now on."""
+        """Start to store operations as the nodes of a graph."""
         self._nodes = []
 
     def end_capture(self) -> tuple[Callable[[], None], ...]:
-        """Execute operations again; return functions that put the kept ones on the stream."""
+        """End the capture; return one function per stored operation, which puts it on the stream."""
         nodes, self._nodes = self._nodes, None
         return tuple(nodes or ())
 
     def launch(self, work: InstructionWork) -> None:
-        """Put an instruction on the stream; waits only if too many are on it already."""
+        """Put an instruction on the stream; waits only if too many are queued already."""
         if self._nodes is not None:
             self._nodes.append(partial(self.launch, work))
             return
@@ -139,7 +139,7 @@ class SimulatedStream:
             self._changed.wait_for(lambda: self._num_waiting_works <= self._max_launched or self._is_closed)
 
     def wait_for(self, signals: StreamSignals, channel: int) -> None:
-        """Have the stream, not the program, wait for the next signal of a channel."""
+        """Make the stream wait for the next signal of a channel; the program does not wait."""
         if self._nodes is not None:
             self._nodes.append(partial(self.wait_for, signals, channel))
             return
@@ -149,7 +149,7 @@ class SimulatedStream:
             self._put(_Wait(signals, channel, number))
 
     def send(self, signals: StreamSignals, channel: int) -> None:
-        """Give a signal when the GPU has executed what was launched before."""
+        """Send a signal when the GPU has executed what was launched before."""
         if self._nodes is not None:
             self._nodes.append(partial(self.send, signals, channel))
             return
@@ -157,12 +157,12 @@ class SimulatedStream:
             self._put(_Send(signals, channel))
 
     def call(self, act: Callable[[], None]) -> None:
-        """Have the stream's thread call a function, which must not wait, when the GPU has executed what came before."""
+        """Call a function, which must not wait, on the stream's thread when the GPU has executed what came before."""
         with self._changed:
             self._put(_Call(act))
 
     def record(self, event: StreamEvent) -> None:
-        """Record an event after what was launched before; recording it again forgets the earlier instant.
+        """Record an event after what was launched before; recording it again discards the earlier time.
 
         Raises:
             UsageError: the stream is being captured, and the event is not one of a graph.
@@ -188,7 +188,7 @@ class SimulatedStream:
             self._changed.wait_for(lambda: self._is_idle or self._is_closed)
 
     def close(self) -> None:
-        """End the thread; what was launched and not begun is dropped."""
+        """End the thread; queued operations that have not begun are dropped."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -235,7 +235,7 @@ class SimulatedStream:
                 self._complete(progress.pending.popleft()[1])
 
     def _execute(self, launched: LaunchedWork) -> float | None:
-        """Execute operations until one has to wait; return for how long, 0 to look again, or None if all is done."""
+        """Execute operations until one has to wait; return the time to wait, 0 to continue, or None if all are done."""
         progress = self._progress
         while self._operations:
             operation = self._operations[0]

@@ -1,7 +1,7 @@
-"""Signals between the streams of simulated GPUs, as a collective library passes them: a file mapped by all processes.
+"""Signals between the streams of simulated GPUs, like those of a collective library, in a file mapped by all processes.
 
-A channel has one sender and one receiver. The sender counts its signals and keeps the instants of the newest ones; the
-receiver waits for the n-th.
+A channel has one sender and one receiver. The sender counts its signals and stores the times of the newest ones; the
+receiver waits for the n-th signal.
 """
 
 import mmap
@@ -18,7 +18,7 @@ _CHANNEL_BYTES = _COUNT.size + _NUM_KEPT * _INSTANT.size
 
 
 class StreamSignals:
-    """The channels of one training, in a file that all its processes open; `num_channels` is the same in all."""
+    """The channels of one training, in a file that all its processes open with the same `num_channels`."""
 
     def __init__(self, path: Path, num_channels: int) -> None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -29,14 +29,14 @@ class StreamSignals:
             os.close(fd)
 
     def send(self, channel: int, mono_ns: int) -> None:
-        """Send the next signal of a channel, given at this instant."""
+        """Send the next signal of a channel, with this time."""
         begin = channel * _CHANNEL_BYTES
         (count,) = _COUNT.unpack_from(self._map, begin)
         _INSTANT.pack_into(self._map, begin + _COUNT.size + count % _NUM_KEPT * _INSTANT.size, mono_ns)
-        _COUNT.pack_into(self._map, begin, count + 1)  # last: who sees the count finds the instant
+        _COUNT.pack_into(self._map, begin, count + 1)  # last, so that a receiver that sees it can read the time
 
     def instant_ns(self, channel: int, number: int) -> int | None:
-        """Return when the signal with this number, from 0 on, was given; None if it has not been given yet."""
+        """Return the time of the signal with this number, counted from 0; None if it has not been sent yet."""
         begin = channel * _CHANNEL_BYTES
         (count,) = _COUNT.unpack_from(self._map, begin)
         if count <= number:
@@ -44,7 +44,7 @@ class StreamSignals:
         (mono_ns,) = _INSTANT.unpack_from(self._map, begin + _COUNT.size + number % _NUM_KEPT * _INSTANT.size)
         return int(mono_ns)
 
-    def pause(  # only processes that share memory alone have to look again and again
+    def pause(  # overridden where the sender can wake the receiver; through shared memory it has to poll
         self,
         channel: int,  # noqa: ARG002  for subclasses
         number: int,  # noqa: ARG002  for subclasses
@@ -52,7 +52,7 @@ class StreamSignals:
         limit_s: float,
         sleep: Callable[[float], None],
     ) -> None:
-        """Wait until it is worth looking for a signal again, at most for a time."""
+        """Wait before the next look for a signal, at most `limit_s`."""
         sleep(min(limit_s, _POLL_S))
 
     def close(self) -> None:

@@ -166,7 +166,7 @@ class World:
             fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, position))
 
     def _reopen_after_fork(self) -> None:
-        """Open the file again in a forked child: locks on an inherited file description exclude nobody."""
+        """Open the file again in a forked child: an inherited file description shares its locks with the parent."""
         if os.getpid() == self._owner_pid:
             return
         self._fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)

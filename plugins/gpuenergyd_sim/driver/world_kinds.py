@@ -12,10 +12,10 @@ from gpuenergyd_sim.driver.device_parameters import DeviceParameters
 
 
 class WorldKind(StrEnum):
-    """How the driver of simulated GPUs behaves."""
+    """Behaviour of the simulated driver: ideal, or with the costs and inaccuracies of real ones."""
 
     KIND = "kind"
-    """Reads and set calls cost training nothing; clocks are reported when they take effect; counters are exact."""
+    """Reads and set calls do not delay training; clocks are reported when they take effect; counters are exact."""
     UNKIND = "unkind"
     """Reads take time, set calls stall training, clocks take effect late and with tails, power is sampled."""
 
@@ -29,7 +29,7 @@ def parameters_in(kind: WorldKind, model: DeviceParameters) -> DeviceParameters:
 
 
 def world_kind(text: str) -> WorldKind:
-    """Return the kind of world of this name.
+    """Return the kind of world with this name.
 
     Raises:
         UsageError: there is none.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpuenergyd_sim.evaluate.evaluation import Achieved, PolicyResult
 
 _PLANNER = "bubble-aware"
-"""Its plans from the true tables are the best ones."""
+"""The policy whose planner, given the true tables, makes the best plans for the comparison."""
 
 
 def evaluate(

@@ -1,4 +1,4 @@
-"""What a policy achieves on a virtual training, compared with full speed and with the best plan of equal time."""
+"""Energy and time of a policy on a virtual training, compared with full speed and with the best plan of equal time."""
 
 from dataclasses import dataclass
 from statistics import fmean
@@ -16,7 +16,7 @@ from gpuenergyd_sim.virtual_training.random_jobs import COMMUNICATION_LATENCY_S,
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 
 NUM_MEASURED = 20
-"""Last iterations of a run, whose means are the result."""
+"""Number of iterations at the end of a run whose mean time and energy are the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Achieved:
 
 @dataclass(frozen=True, slots=True)
 class PolicyResult:
-    """A policy's result, each ratio against full speed on the same training."""
+    """A policy's result; savings and slowdown are relative to full speed on the same training."""
 
     policy: str
     energy_j: float
@@ -38,12 +38,12 @@ class PolicyResult:
     saving_ratio: float
     slowdown_ratio: float
     regret_ratio: float
-    """Energy above that of the best plan of equal time."""
+    """Relative excess over the energy of the best plan of equal time."""
     total_saving_ratio: float
-    """Saving over the whole run, the iterations in which the policy learned included."""
+    """Saving over the whole run, including the iterations in which the policy learned."""
     num_plans: int
     failure: str | None
-    """The error that the policy raised last."""
+    """The last error that the policy raised; None if it raised none."""
 
 
 class _FullSpeed:
@@ -53,7 +53,7 @@ class _FullSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Runs policies on one job; the best plans come from a planner that knows the true tables."""
+    """Runs policies on one job, and compares them with the plans of a planner that knows the true tables."""
 
     job: TrueJob
     planner: OfflinePlanner
@@ -61,11 +61,11 @@ class Evaluation:
     num_iterations: int
 
     def full_speed(self) -> Achieved:
-        """Return what the job takes at full speed."""
+        """Return the job's energy and time at full speed."""
         return _achieved(self._run(_FullSpeed()))
 
     def result(self, name: str, policy: ClockPolicy, full_speed: Achieved) -> PolicyResult:
-        """Run a policy, and compare it."""
+        """Run a policy, and compare it with full speed and with the best plan."""
         run = self._run(policy)
         own = _achieved(run)
         return PolicyResult(
@@ -88,10 +88,10 @@ class Evaluation:
         return run
 
     def _best_energy_ratio(self, own: Achieved, full_speed: Achieved) -> float:
-        """Return the energy of the best plan of equal time over that of full speed, from the true tables.
+        """Return the ratio of the energy of the best plan of equal time to that at full speed, from the true tables.
 
-        Its clocks change at once, and nothing is random. The step after the pipeline, which no plan changes, counts
-        with the power of waiting at the highest clock.
+        Its clocks change at once, and nothing is random. Both energies include the step after the pipeline, which no
+        plan changes, at the power of a GPU that waits at the highest clock.
         """
         model, step_s = self.job.model, VirtualTraining.step_overhead_s
         points = ((mhz, blocking_power_w(model, mhz)) for mhz in self.job.clocks_mhz)
@@ -110,7 +110,7 @@ class Evaluation:
 
 
 def _achieved(run: VirtualTraining) -> Achieved:
-    """Return means of the last iterations, without the daemon's own blocks at full speed."""
+    """Return the means of the last iterations, without those that the daemon ran at full speed for comparison."""
     in_blocks = {
         command.apply_at_iteration + k
         for command in run.commands

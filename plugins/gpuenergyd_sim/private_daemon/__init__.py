@@ -1,1 +1,1 @@
-"""A daemon of one's own: child processes that end with their parent, and their folder."""
+"""A private daemon, in child processes that end with their parent, and the folder for its files."""

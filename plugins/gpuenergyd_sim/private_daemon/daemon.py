@@ -1,4 +1,4 @@
-"""A daemon that has everything in a folder of its own, and nothing of an installed one."""
+"""A daemon that keeps all its files in a folder of its own and ignores the settings of an installed one."""
 
 import os
 import time
@@ -17,7 +17,7 @@ _POLL_S = 0.05
 
 
 def forget_settings(kept: Collection[str] = ()) -> None:
-    """Remove the settings of an installed daemon from this process's environment."""
+    """Remove the settings of an installed daemon from this process's environment, except those in `kept`."""
     for name in [name for name in os.environ if name.startswith("GPUENERGYD_")]:
         if name != "GPUENERGYD_DEBUG" and name not in kept:
             del os.environ[name]

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options, checked; those for all ranks get the files in which the ranks meet."""
+    """Return the checked options; without --rank, add the files that the ranks need to find each other and to stop."""
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
@@ -57,7 +57,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     except GpuEnergyError as error:
         parser.error(str(error))
     if options.rank is None:
-        # Anonymous files: they disappear with the processes, however these end.
+        # Anonymous files disappear with the processes, however these end.
         if options.init_file is None and options.master_port is None:
             options.init_file = Path(f"/proc/self/fd/{os.memfd_create('gpt-demo-rendezvous')}")
         options.signals_file = options.signals_file or Path(f"/proc/self/fd/{os.memfd_create('gpt-demo-signals')}")
@@ -203,7 +203,7 @@ def train(
     *,
     open_signals: Callable[[Path, int], StreamSignals] = StreamSignals,
 ) -> None:
-    """Train as one rank of the default process group, until the options say to stop."""
+    """Train as one rank of the default process group, until the end that the options set."""
     training = GptRank(
         options.schedule,
         rank,

@@ -1,9 +1,9 @@
 """The demo's model and data: a small GPT divided into stages, reproducible from one seed.
 
-The real model is tiny, so that its computation fits into a simulated instruction; time and energy of its stages on
-simulated GPUs are those of a large model. `simulated_works` divides 24 layers and an output head like GPT-3 1.3B. The
-head (50,257 x 2,048 weights) costs about as much as two layers (12 x 2,048^2 each), layers cannot be split, and the
-embedding is only a look-up; the most even division into four stages is therefore 6, 7, 6 and 5 layers with the head,
+The real model is tiny, so that its computation fits into a simulated instruction; on simulated GPUs its stages have the
+time and energy of a large model. `simulated_works` divides 24 layers and an output head, as in GPT-3 1.3B. The head
+(50,257 x 2,048 weights) costs about as much as two layers (12 x 2,048^2 each), layers cannot be split, and the
+embedding is only a look-up. The most even division into four stages is therefore 6, 7, 6 and 5 layers with the head,
 and the slowest stage takes 1.17 times as long as the fastest.
 """
 
@@ -31,7 +31,7 @@ _BACKWARD_S, _BACKWARD_COMPUTE_SHARE, _BACKWARD_W_PER_MHZ = 0.09295, 0.734, 0.29
 
 
 class GptStage(nn.Module):
-    """One stage: a transformer block, after the embedding on the first stage and before the head on the last."""
+    """One stage: a transformer block, with the embedding on the first stage and the output head on the last."""
 
     def __init__(self, *, is_first: bool, is_last: bool) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def layers_per_stage(num_stages: int) -> tuple[float, ...]:
     """Return the cost of each stage in layers, head included, for the most even division.
 
-    Among divisions that are equal to a hundredth, it has the heaviest last stage and a light first stage.
+    Among divisions whose ratio of slowest to fastest stage is equal to a hundredth, it has the heaviest last stage.
     """
     if num_stages == 1:
         return (_SIMULATED_LAYERS + _HEAD_IN_LAYERS,)

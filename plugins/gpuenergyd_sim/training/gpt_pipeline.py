@@ -25,14 +25,14 @@ _MAX_KINDS = 3  # F, then B or I and W
 
 
 class RunAhead(NamedTuple):
-    """Limits on the work that a program launches ahead of its simulated GPU."""
+    """How far a program may launch work ahead of its simulated GPU, and the file for signals between GPUs."""
 
     iterations: float
-    """Iterations whose instructions fit into the launch queue."""
+    """Size of the launch queue, as a number of iterations."""
     signals_path: Path
     """File for the signals between the streams, the same for all ranks of a run."""
     open_signals: Callable[[Path, int], StreamSignals] = StreamSignals
-    """Opens the file, for a number of channels."""
+    """Called with the path and the number of channels to open the file."""
 
 
 class PipelineFamily(NamedTuple):
@@ -150,10 +150,10 @@ class GptRank:
         return self._run(self.schedule.step, iteration_index)
 
     def capture_step(self, iteration_index: int) -> SimulatedGraph:
-        """Capture the forwards and backwards of one batch in a graph, whose replays run on the simulated GPU alone.
+        """Capture the forwards and backwards of one batch in a graph; replays do only the simulated GPU's work.
 
         Raises:
-            UsageError: the stages are on no simulated GPU that runs behind the program.
+            UsageError: the stages are not simulated, or without `run_ahead`.
         """
         if self._stream is None or self._device is None:
             raise UsageError("a step is captured on the stream of a simulated GPU: simulate_on(..., run_ahead=...)")

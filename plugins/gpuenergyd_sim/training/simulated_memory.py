@@ -48,7 +48,7 @@ class _Saved:
     """Autograd's substitute for a saved tensor, with the same lifetime."""
 
     def __init__(self, tensor: torch.Tensor, count: SavedActivations) -> None:
-        # Of an instruction's own output, the attached tensor would keep the graph alive that keeps it.
+        # Detached: an instruction's own output would otherwise keep its graph alive, and the graph this object.
         self.tensor, self._count = tensor.detach(), count
         count.hold(tensor.untyped_storage())
 
@@ -57,7 +57,7 @@ class _Saved:
 
 
 class SimulatedMemory:
-    """A MemoryMeter of a stage on a simulated GPU with room for so many bytes of activations."""
+    """A MemoryMeter of a stage on a simulated GPU that can hold `capacity_bytes` of activations."""
 
     def __init__(self, stage: Any, *, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
@@ -81,7 +81,7 @@ class SimulatedMemory:
         return self.saved.peak_bytes
 
     def allocated_bytes(self) -> int:
-        """Return the memory that saved tensors take now."""
+        """Return the memory that saved tensors use now."""
         return self.saved.held_bytes
 
     def free_bytes(self) -> int:

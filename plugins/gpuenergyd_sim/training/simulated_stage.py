@@ -1,6 +1,6 @@
 """Pipeline stages with the durations of a simulated GPU.
 
-After the real computation they either wait for the simulated end, or launch the simulated work on a stream and go on.
+After the real computation they either wait for the simulated end, or launch the simulated work on a stream and return.
 Call `simulate` before `attach`, so that recorded instructions include the wait.
 """
 
@@ -36,7 +36,7 @@ class SimulationHandle:
 
 @dataclass(frozen=True, slots=True)
 class StageStream:
-    """The stream that executes a stage, and the signals through which it waits for the stages beside it."""
+    """The stream that executes a stage, and the signals through which it waits for the neighbouring stages."""
 
     stream: SimulatedStream
     signals: StreamSignals
@@ -54,9 +54,9 @@ def simulate(
     """Put a stage of torch.distributed.pipelining on a simulated GPU.
 
     `work_by_kind` is the work of a forward (F), a full backward (B), an input gradient (I) or a weight gradient (W); a
-    missing kind is not simulated. Without a `stage_stream` the program waits for each instruction; real computation
-    counts towards the simulated time, and a `timer` that `attach` gets, too, records the simulated durations. With one,
-    instructions are launched ahead: the GPU executes them later, after the work that they depend on.
+    missing kind is not simulated. Without a `stage_stream` the program waits for each instruction, and the time of the
+    real computation is part of the simulated time; a `timer` that is also passed to `attach` records the simulated
+    durations. With one, instructions are launched ahead and executed after the work that they depend on.
 
     Raises:
         GpuNotFoundError: no such GPU.
@@ -123,9 +123,9 @@ def _gradient_of(stage_index: int) -> int:
 
 
 def _receiving(stage_stream: StageStream, channel: int) -> Any:
-    """Wrap the method that returns a stage's receives: the stream waits where the program waits, as it does with NCCL.
+    """Wrap the method that returns a stage's receives, so that the stream waits where the program does, as with NCCL.
 
-    The signals of a channel have the sequence of its messages, and so must the program's waits.
+    The signals of a channel are in the order of its messages, so the program has to wait in that order.
     """
 
     def make(receives: Call) -> Call:
@@ -141,7 +141,7 @@ def _receiving(stage_stream: StageStream, channel: int) -> Any:
 
 
 def _with_stream_wait(receive: Call, stage_stream: StageStream, channel: int) -> Call:
-    """Return a torch receive whose work has the stream wait for a signal, too."""
+    """Return a torch receive whose `wait` also makes the stream wait for a signal."""
 
     @wraps(receive)
     def receive_on_stream(*args: Any, **kwargs: Any) -> "_StreamWork | None":
@@ -152,7 +152,7 @@ def _with_stream_wait(receive: Call, stage_stream: StageStream, channel: int) ->
 
 
 class _StreamWork:
-    """The work of a posted receive: what is launched after its `wait` is executed once the data is there."""
+    """The work of a posted receive: what is launched after its `wait` is executed once the data has arrived."""
 
     def __init__(self, work: Any, stage_stream: StageStream, channel: int) -> None:
         self._work = work
@@ -160,7 +160,7 @@ class _StreamWork:
         self._channel = channel
 
     def wait(self, *args: Any) -> Any:
-        """Have the stream wait for the sender's stream, and the program for the data."""
+        """Make the stream wait for the sender's stream, then wait for the data."""
         self._stage_stream.stream.wait_for(self._stage_stream.signals, self._channel)
         return self._work.wait(*args)
 

@@ -1,8 +1,8 @@
-"""Timers for simulated GPUs: from the events of an asynchronous stream, or at the end of each instruction.
+"""Timers for simulated GPUs: with the events of an asynchronous stream, or with the end times of simulated work.
 
 Without a stream, the program waits for each instruction. A process that sleeps until a simulated instruction ends wakes
-up late, by milliseconds on a busy host. A host timer would add that to the instruction; on a real GPU, CUDA events do
-not. Here it counts as time between instructions.
+up late, by milliseconds on a busy host. A host timer would add the delay to the instruction; on a real GPU, CUDA events
+do not. Here the delay is part of the time between instructions.
 """
 
 import struct
@@ -37,7 +37,7 @@ class SimulatedTimer(HostRecorder):
 
 
 class SimulatedDevice:
-    """An EventDevice for the stream of a simulated GPU; elapsed times have the precision of CUDA's, single floats."""
+    """An EventDevice for the stream of a simulated GPU; elapsed times are single-precision floats, as with CUDA."""
 
     def __init__(self, stream: SimulatedStream, *, mono_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._stream = stream
@@ -62,13 +62,13 @@ class SimulatedDevice:
         return float(elapsed_ms)
 
     def make_anchor(self) -> Anchor:
-        """Complete an event now."""
+        """Return an event that completes now, with the host times around it."""
         before_ns = self._mono_ns()
         event = StreamEvent(before_ns)
         return Anchor(event, before_ns, self._mono_ns() - before_ns)
 
     def open_requests(self) -> StreamRequests:
-        """Return what sends requests when the stream reaches them."""
+        """Return a sender of requests, each sent when the stream reaches it."""
         return _RequestsInStream(self._stream)
 
     def is_capturing(self) -> bool:
@@ -84,23 +84,23 @@ class SimulatedDevice:
         return GraphEvent()
 
     def node_ms(self, first: StreamEvent, node: GraphEvent) -> float | None:
-        """Return the time from a completed event to the newest completion of a node's event."""
+        """Return the time from a completed event to the newest completion of a node's event; None before the first."""
         return self.elapsed_ms(first, node) if node.mono_ns else None
 
 
 class _RequestsInStream:
-    """Requests that the stream's own thread sends, as a function of the host in a stream of CUDA would."""
+    """Sends requests on the stream's own thread, as a host function in a CUDA stream would."""
 
     def __init__(self, stream: SimulatedStream) -> None:
         self._stream = stream
 
     def put(self, request: PlannedRequest) -> bool:
-        """Have a request sent when the stream reaches what has been launched so far."""
+        """Send a request when the GPU has executed what was launched before."""
         self._stream.call(request)
         return True
 
     def pop_num_dropped(self) -> int:
-        """Return 0: the sender counts."""
+        """Return 0: `put` accepts all requests."""
         return 0
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class SimulatedGraph:
 
     @contextmanager
     def capture(self) -> Iterator[None]:
-        """Capture what the block launches; nothing of it is executed."""
+        """Capture what the block launches, without executing it."""
         self._graphs.begin_capture(self)
         self._stream.begin_capture()
         try:

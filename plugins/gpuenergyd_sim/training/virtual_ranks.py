@@ -1,4 +1,4 @@
-"""The demo's ranks as virtual processes: they exchange tensors in memory, and wait for each other in virtual time."""
+"""The demo's ranks as virtual processes, which exchange tensors in memory and wait for each other in virtual time."""
 
 import os
 from collections import deque
@@ -18,19 +18,19 @@ from gpuenergyd_sim.virtual_time.kernel import Process, VirtualKernel, Wait
 
 _BACKEND = "virtual"
 _BROADCAST = -1
-"""Tag of broadcasts."""
+"""The tag of broadcasts."""
 Key = TypeVar("Key")
 
 
 class Waits(Generic[Key]):
-    """Tasks that wait for what others do, by key, in the order in which they came."""
+    """Tasks that wait until another task wakes them: a first-in, first-out queue for each key."""
 
     def __init__(self, kernel: VirtualKernel) -> None:
         self._kernel = kernel
         self._waits: dict[Key, deque[Wait]] = {}
 
     def wait(self, key: Key, *, limit_s: float | None = None) -> None:
-        """Wait until somebody calls `wake`, or for a time."""
+        """Wait until a `wake` with this key, at most `limit_s`."""
         wait = self._kernel.new_wait()
         self._waits.setdefault(key, deque()).append(wait)
         self._kernel.await_wait(wait, until_ns=self._kernel.deadline_ns(limit_s))
@@ -43,7 +43,7 @@ class Waits(Generic[Key]):
 
 
 class Exchange:
-    """The tensors on their way between the ranks of one training."""
+    """The tensors that ranks of one training have sent and not yet received."""
 
     def __init__(self, kernel: VirtualKernel) -> None:
         self._sent: dict[Way, deque[torch.Tensor]] = {}
@@ -54,7 +54,7 @@ class Exchange:
         self._waits.wake(way)
 
     def receive(self, way: "Way", tensor: torch.Tensor) -> None:
-        """Wait for the next tensor on its way, and copy it."""
+        """Wait for the next tensor with this sender, receiver and tag, and copy it into `tensor`."""
         while not self._sent.get(way):
             self._waits.wait(way)
         with torch.no_grad():
@@ -62,31 +62,31 @@ class Exchange:
 
 
 class VirtualSignals(StreamSignals):
-    """Signals between streams whose receivers are woken when one is given."""
+    """Signals between streams that wake their receiver, which therefore need not poll."""
 
     def __init__(self, path: Path, num_channels: int, waits: Waits[int]) -> None:
         super().__init__(path, num_channels)
         self._waits = waits
 
     def send(self, channel: int, mono_ns: int) -> None:
-        """Send the next signal of a channel, given at this instant."""
+        """Send the next signal of a channel, with this time, and wake its receiver."""
         super().send(channel, mono_ns)
         self._waits.wake(channel)
 
     def pause(
         self,
         channel: int,
-        number: int,  # noqa: ARG002  the receiver looks for it
+        number: int,  # noqa: ARG002  the receiver checks it
         *,
         limit_s: float,
         sleep: Callable[[float], None],  # noqa: ARG002  it is woken instead
     ) -> None:
-        """Wait for the next signal of a channel, at most for a time."""
+        """Wait for the next signal of a channel, at most `limit_s`."""
         self._waits.wait(channel, limit_s=limit_s)
 
 
 class Way(NamedTuple):
-    """The way of a tensor: two ranks and a tag."""
+    """Sender, receiver and tag of a message."""
 
     source: int
     target: int
@@ -94,7 +94,7 @@ class Way(NamedTuple):
 
 
 class _Sent(dist.Work):
-    """The work of a send, which is done at once."""
+    """The work of a send, which is complete from the start."""
 
     def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002  as torch has it
         return True
@@ -116,7 +116,7 @@ class _Receive(dist.Work):
 
 
 class VirtualGroup(dist.ProcessGroup):
-    """A process group whose ranks are virtual processes: point-to-point messages and broadcasts."""
+    """A process group of virtual processes, with point-to-point messages and broadcasts."""
 
     def __init__(self, exchange: Exchange, rank: int, size: int) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # as groups written in Python do
@@ -145,10 +145,10 @@ class VirtualGroup(dist.ProcessGroup):
 
 
 class Ranks:
-    """All ranks of a training, each a process with its own world of torch.distributed."""
+    """All ranks of a training, each a virtual process with its own state of torch.distributed."""
 
     def __init__(self, kernel: VirtualKernel, arguments: Sequence[str]) -> None:
-        """Start them with the arguments of the demo's training program."""
+        """Start the ranks with the arguments of the demo's training program."""
         torch.set_num_threads(1)
         options = parse_options(arguments)
         self._stop_fd: int = options.stop_fd
@@ -161,7 +161,7 @@ class Ranks:
 
         def run(rank: int) -> None:
             dist.init_process_group(_BACKEND, store=store, rank=rank, world_size=options.stages)
-            # The groups of all ranks end with this process: torch forgets them all at once.
+            # No rank destroys its group: that would destroy the groups of all ranks. They end with this OS process.
             with ExitStack() as cleanup:
                 train(options, rank, cleanup, open_signals=open_signals)
 
@@ -170,5 +170,5 @@ class Ranks:
         )
 
     def stop(self) -> None:
-        """Have all ranks stop after the same iteration."""
+        """Make all ranks stop after the same iteration."""
         os.write(self._stop_fd, b"stop")

@@ -1,1 +1,1 @@
-"""Virtual time: a process whose threads, sleeps, locks and sockets live on a clock that jumps to the next event."""
+"""Virtual time: a process whose threads, sleeps, locks and sockets use a clock that jumps to the next event."""

@@ -1,4 +1,4 @@
-"""Python's clocks, sleeps and unguessable numbers in virtual time."""
+"""Python's clocks, sleeps and random bytes in virtual time."""
 
 import ctypes
 import datetime as dt
@@ -16,7 +16,7 @@ _UTC_CLOCKS = {time.CLOCK_REALTIME, getattr(time, "CLOCK_REALTIME_COARSE", 5)}
 
 
 def install(kernel: VirtualKernel) -> None:
-    """Replace the functions of `time`, `datetime.now` and `os.urandom`; computing takes no CPU time."""
+    """Replace the functions of `time`, `datetime.now` and `os.urandom`; CPU clocks always show 0."""
 
     def clock_ns(clock: int) -> int:
         if clock in _CPU_CLOCKS:
@@ -36,12 +36,12 @@ def install(kernel: VirtualKernel) -> None:
     time.clock_gettime = lambda clock: clock_ns(clock) / _NS_PER_S
     time.sleep = lambda time_s: kernel.sleep(float(time_s))
     _replace_method(dt.datetime, "now", classmethod(now))
-    # Unguessable values are the same in every run: names of jobs contain them.
+    # Random bytes are the same in every run, because names of jobs contain them.
     os.urandom = _Numbers().bytes
 
 
 def _replace_method(kind: type, name: str, method: Any) -> None:
-    """Replace a method of a class written in C, which has no other way to another clock."""
+    """Replace a method of a class written in C, whose attributes cannot be set."""
     (attributes,) = gc.get_referents(kind.__dict__)
     attributes[name] = method
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))

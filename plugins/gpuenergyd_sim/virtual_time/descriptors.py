@@ -1,4 +1,4 @@
-"""Selectors, sockets and locks of files that wait in virtual time; the operating system's own never wait.
+"""Selectors, sockets and file locks that wait in virtual time; their calls to the operating system do not block.
 
 A call that waits in C code, such as reading a pipe, stops all virtual time until it returns.
 """
@@ -26,7 +26,7 @@ _kernel: VirtualKernel
 
 
 def install(kernel: VirtualKernel) -> None:
-    """Replace the names by which programs wait for descriptors, and open and close them."""
+    """Replace the functions and classes with which programs wait for descriptors, open them and close them."""
     global _kernel  # noqa: PLW0603  see there
     _kernel = kernel
     for module, name, replacement in (
@@ -46,7 +46,7 @@ class Selector(selectors.EpollSelector):
     """A selector that waits in virtual time; asyncio's event loop uses it."""
 
     def select(self, timeout: float | None = None) -> Any:
-        """Return what is ready within the timeout."""
+        """Return the descriptors that are ready within the timeout."""
         ready = super().select(0)
         if ready:
             return ready
@@ -58,7 +58,7 @@ class Selector(selectors.EpollSelector):
 
 
 def _virtual_select(readers: Any, writers: Any, others: Any, timeout: float | None = None) -> Any:
-    """Return what `select.select` returns, for one descriptor to be read, after a wait in virtual time."""
+    """Wait in virtual time as `select.select` does, for one descriptor to become readable, and return its result."""
     ready = _select(readers, writers, others, 0)
     if any(ready) or timeout == 0:
         return ready
@@ -69,8 +69,8 @@ def _virtual_select(readers: Any, writers: Any, others: Any, timeout: float | No
     return _select(readers, writers, others, 0)
 
 
-class Socket(_Socket):  # type: ignore[misc]  # the class of before
-    """A socket that waits in virtual time: the operating system's never waits."""
+class Socket(_Socket):  # type: ignore[misc]  # the replaced class
+    """A socket that waits in virtual time; the operating system's socket does not block."""
 
     def __init__(self, family: int = -1, type: int = -1, proto: int = -1, fileno: int | None = None) -> None:  # noqa: A002
         super().__init__(family, type, proto, fileno)
@@ -79,7 +79,7 @@ class Socket(_Socket):  # type: ignore[misc]  # the class of before
         _kernel.current.process.sockets.add(self)
 
     def settimeout(self, value: float | None) -> None:
-        """Set for how long calls wait."""
+        """Set the longest wait of calls."""
         self._limit_s = value
 
     def setblocking(self, flag: bool) -> None:  # noqa: FBT001  as the socket has it
@@ -87,7 +87,7 @@ class Socket(_Socket):  # type: ignore[misc]  # the class of before
         self._limit_s = None if flag else 0.0
 
     def gettimeout(self) -> float | None:
-        """Return for how long calls wait."""
+        """Return the longest wait of calls."""
         return self._limit_s
 
     def getblocking(self) -> bool:
@@ -96,7 +96,7 @@ class Socket(_Socket):  # type: ignore[misc]  # the class of before
 
     @property
     def timeout(self) -> float | None:
-        """For how long calls wait."""
+        """The longest wait of calls."""
         return self._limit_s
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class Socket(_Socket):  # type: ignore[misc]  # the class of before
         super().close()
 
     def connect(self, address: Any) -> None:
-        """Connect; a full queue of a listener is waited for."""
+        """Connect; waits while the listener's queue is full."""
         self._until_done(lambda: _Socket.connect(self, address), select.POLLOUT, pause_s=0.001)
 
     def _accept(self) -> Any:
@@ -134,7 +134,7 @@ class Socket(_Socket):  # type: ignore[misc]  # the class of before
             left = left[self.send(left, flags) :]
 
     def _until_done(self, call: Callable[[], Any], events: int, *, pause_s: float | None = None) -> Any:
-        """Call until the call need not wait; the time limit is that of the socket."""
+        """Repeat a call until it would not block, within the socket's timeout."""
         _kernel.record_write()
         until_ns = None if self._limit_s is None else _kernel.now_ns + round(self._limit_s * _NS_PER_S)
         while True:
@@ -154,7 +154,7 @@ class Socket(_Socket):  # type: ignore[misc]  # the class of before
 
 
 def _virtual_fcntl(fd: Any, command: int, argument: Any = 0) -> Any:
-    """Lock bytes of files between virtual processes, which are one process for the operating system."""
+    """Lock bytes of files between virtual processes, which the operating system sees as one process."""
     if command not in {fcntl.F_OFD_SETLK, fcntl.F_OFD_SETLKW}:
         return _fcntl(fd, command, argument)
     kind, _, position, _ = _LOCK.unpack_from(argument)
@@ -170,7 +170,7 @@ def _virtual_fcntl(fd: Any, command: int, argument: Any = 0) -> Any:
 
 
 def _virtual_flock(fd: Any, operation: int) -> None:
-    """Lock a file; who waits for a lock of another task looks again every millisecond."""
+    """Lock a file; while another task holds the lock, try again every millisecond."""
     while True:
         try:
             return _flock(fd, operation | (0 if operation & fcntl.LOCK_UN else fcntl.LOCK_NB))

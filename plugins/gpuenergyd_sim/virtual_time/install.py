@@ -1,7 +1,7 @@
-"""Replaces Python's clocks, threads, locks, selectors, sockets and signals by those of a kernel of virtual time.
+"""Replaces Python's clocks, threads, locks, selectors, sockets and signals by ones that use virtual time.
 
-It comes before every import of a module that uses them, in a process that does nothing else: nothing restores what it
-replaces. The replacements cover what the daemon, its helpers and a training program use.
+Call it before any module that uses them is imported, in a process that does nothing else: the replacements are not
+undone. They cover what the daemon, its helpers and a training program use.
 """
 
 import os
@@ -12,16 +12,16 @@ from gpuenergyd_sim.virtual_time.kernel import VirtualKernel
 
 
 def install(kernel: VirtualKernel) -> None:
-    """Have everything that is imported from now on live in the kernel's virtual time."""
+    """Make every module that is imported from now on use the kernel's virtual time."""
     for part in (clocks, threads, descriptors, signals):
         part.install(kernel)
     replaced: Any = os
-    replaced.getppid = os.getpid  # virtual processes are children of the one that they live in
+    replaced.getppid = os.getpid  # virtual processes are children of the process that runs them
     kernel.add_own_attribute(_EventLoops(), "running", lambda: None)
 
 
 class _EventLoops:
-    """The running event loop, of which asyncio knows one in each thread of the operating system."""
+    """The running event loop; asyncio stores only one for each thread of the operating system."""
 
     def __init__(self) -> None:
         import asyncio  # noqa: PLC0415  after the replacements

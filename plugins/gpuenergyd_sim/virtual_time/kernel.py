@@ -1,11 +1,11 @@
 """Scheduler of tasks in virtual time: one task runs at a time, and the clock jumps when all of them wait.
 
-Theory of operation. A task is what is a thread elsewhere: a function on a stack of its own (a greenlet). Tasks belong
-to virtual processes, which can be killed. A task runs until it waits: for an instant, for a file descriptor or for
-another task. The kernel then runs the next ready task, in the order in which they became ready. When none is ready it
-looks at the file descriptors that tasks wait for, and when none of these is ready either, it sets the clock to the next
-awaited instant. Computing therefore takes no virtual time, apart from `READ_COST_NS` for each reading of the clock, and
-the order of all events depends on nothing outside: a busy host makes a run longer, and changes nothing in it.
+Theory of operation. A task takes the place of a thread: a function on a stack of its own (a greenlet). Tasks belong to
+virtual processes, which can be killed. A task runs until it waits for a time, a file descriptor or another task. The
+kernel then runs the next ready task, in the order in which tasks became ready. When none is ready it polls the file
+descriptors that tasks wait for, and when none of these is ready either, it sets the clock to the next time that a task
+waits for. Computing therefore takes no virtual time, apart from `READ_COST_NS` for each reading of the clock, and the
+order of all events is independent of the host: on a busy host a run takes longer, but its events are the same.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ import greenlet
 _close = os.close
 
 READ_COST_NS = 50
-"""Virtual time that a reading of the clock takes, so that a loop which only reads it comes to an end."""
+"""Virtual time that a reading of the clock takes, so that a loop which reads it until a given time ends."""
 _LOOK_EVERY = 64
-"""Jumps of the clock after which file descriptors are looked at, even if no task is known to have written to one."""
+"""File descriptors are polled after this many jumps of the clock, even if no task is known to have written to one."""
 _OUTSIDE_WAIT_MS = 200
 _FIRST_PID = 1_000
 
 TIMED_OUT = object()
-"""Result of a wait that ended by its time limit."""
+"""Result of a wait that reached its time limit."""
 
 
 class DeadlockError(RuntimeError):
@@ -42,7 +42,7 @@ class DeadlockError(RuntimeError):
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """One wait of a task; it ends once."""
+    """One wait of a task; it can end only once."""
 
     task: "Task"
     is_over: bool = False
@@ -65,27 +65,27 @@ class Task:
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """A virtual process: tasks, descriptors that are closed when it is killed, and values of its own in modules."""
+    """A virtual process: its tasks, the descriptors to close when it ends, and its own values of module attributes."""
 
     name: str
     kernel: "VirtualKernel"
     pid: int
     tasks: list[Task] = field(default_factory=list)
     descriptors: dict[int, int] = field(default_factory=dict)
-    """Open descriptors of files, each with the file's inode: one that was closed elsewhere may have been reused."""
+    """Open file descriptors with the file's inode, which shows whether a number has been reused for another file."""
     sockets: Any = field(default_factory=weakref.WeakSet)
     own_values: list[Any] = field(default_factory=list)
     signal_handlers: dict[int, Any] = field(default_factory=dict)
     wakeup_fd: int = -1
     is_alive: bool = True
     exit_status: int | None = None
-    """0 after an orderly end, 1 after an exception, minus the signal's number after `kill`; None before."""
+    """Status of an orderly end, 1 after an exception, minus the signal's number after `kill`; None while it runs."""
     ended_fd: int = -1
     """Readable once the process has ended, as a pidfd is."""
     _ending_fd: int = -1
 
     def signal(self, number: int) -> None:
-        """Deliver a signal: its handler runs now, and the wake-up descriptor gets a byte; without one it kills."""
+        """Deliver a signal: run its handler and write to the wake-up descriptor, or kill a process without handler."""
         handler = self.signal_handlers.get(number)
         if not callable(handler):
             self.kill(number)
@@ -97,7 +97,7 @@ class Process:
         self.kernel.record_write()
 
     def kill(self, number: int = 9) -> None:
-        """End the process at once, as SIGKILL does: no task goes on, no cleanup runs, its descriptors are closed."""
+        """End the process at once, as SIGKILL does: its tasks stop without cleanup, and its descriptors are closed."""
         if not self.is_alive:
             return
         for task in self.tasks:
@@ -105,7 +105,7 @@ class Process:
         self._end(-number)
 
     def finish(self, status: int) -> None:
-        """Record the orderly end of the process's first task; the other ones end with it."""
+        """Record the orderly end of the process's first task; its other tasks end with it."""
         if self.is_alive:
             for task in self.tasks:
                 task.is_alive = False
@@ -141,18 +141,18 @@ class VirtualKernel:
         self._hub: Any = greenlet.getcurrent()
         self._own_attributes: list[tuple[Any, str, Any]] = []
         self.files: dict[int, tuple[int, int]] = {}
-        """Device and inode of open descriptors that were ever locked."""
+        """Device and inode of the open descriptors on which a lock was taken or released."""
         self._file_locks: dict[tuple[int, int, int], tuple[Process, int]] = {}
         self._lock_waits: dict[tuple[int, int, int], deque[Wait]] = {}
         self._keeps_real_time: Callable[[], int] | None = None
         self.current: Task = Task("hub", Process("hub", self, 0), 0)
         self.on_outside: Callable[[], None] = lambda: None
-        """Called between tasks; it may raise."""
+        """Called whenever no task is ready; it may raise."""
 
     # The clock
 
     def read_mono_ns(self) -> int:
-        """Return the virtual monotonic clock."""
+        """Return the time of the virtual monotonic clock."""
         self.now_ns += READ_COST_NS
         return self.now_ns
 
@@ -161,14 +161,14 @@ class VirtualKernel:
         return self.now_ns + self._utc_offset_ns
 
     def keep_real_time(self, mono_ns: Callable[[], int]) -> None:
-        """Let the clock advance as the host's does from now on, for users who talk to the processes."""
+        """From now on, advance the clock at the speed of the host's, for users who interact with the processes."""
         ahead_ns = self.now_ns - mono_ns()
         self._keeps_real_time = lambda: mono_ns() + ahead_ns
 
     # Processes and tasks
 
     def add_own_attribute(self, holder: Any, name: str, initial: Any) -> None:
-        """Give every process its own value of an attribute of a module or object; `initial()` makes the first one."""
+        """Give every process its own value of an attribute of a module or object; `initial()` returns the first one."""
         self._own_attributes.append((holder, name, initial))
 
     def start_process(self, name: str, main: Callable[[], Any]) -> Process:
@@ -233,11 +233,11 @@ class VirtualKernel:
         return self.await_wait(wait, until_ns=until_ns, fd=fd, events=events)
 
     def new_wait(self) -> Wait:
-        """Return a wait of the running task, to be given to those who wake it."""
+        """Return a new wait of the running task, for the tasks that are to wake it."""
         return Wait(self.current)
 
     def await_wait(self, wait: Wait, *, until_ns: int | None = None, fd: int | None = None, events: int = 0) -> Any:
-        """Wait as `wait` does, with a wait that others know."""
+        """Wait as `wait` does, with a wait from `new_wait`."""
         if until_ns is not None:
             heapq.heappush(self._timers, (until_ns, next(self._numbers), wait))
         if fd is None:
@@ -249,7 +249,7 @@ class VirtualKernel:
             self._unwatch(fd, wait)
 
     def wake(self, wait: Wait, result: Any) -> bool:
-        """End a wait; return False if it had ended before."""
+        """End a wait; return False if it had ended already."""
         if wait.is_over or not wait.task.is_alive:
             return False
         wait.is_over = True
@@ -267,14 +267,14 @@ class VirtualKernel:
         self.wait(until_ns=self.now_ns + max(0, round(time_s * 1e9)))
 
     def record_write(self) -> None:
-        """Have descriptors looked at before the clock jumps: somebody may have written to one."""
+        """Poll descriptors before the clock jumps, because a task may have written to one."""
         self._is_written = True
 
     def deadline_ns(self, timeout_s: float | None) -> int | None:
-        """Return the instant after a timeout; None for none."""
+        """Return the time at which a timeout ends; None without a timeout."""
         return None if timeout_s is None else self.now_ns + max(0, round(timeout_s * 1e9))
 
-    # Locks of files, which exclude processes as the kernel's do
+    # File locks between virtual processes
 
     def lock_file(self, key: tuple[int, int, int], fd: int, *, blocks: bool) -> bool:
         """Lock a byte of a file; return False if another descriptor holds it and `blocks` is False."""
@@ -293,13 +293,13 @@ class VirtualKernel:
             self._release_lock(key)
 
     def unlock_closed(self, fd: int) -> None:
-        """Unlock what a descriptor that is being closed has locked."""
+        """Release the locks of a descriptor that is being closed."""
         self.files.pop(fd, None)
         if self._file_locks:
             self._release_locks(lambda holder, held_fd: holder is self.current.process and held_fd == fd)
 
     def forget(self, process: Process) -> None:
-        """Drop the waits of a process that has ended, and unlock what it has locked."""
+        """Drop the waits of a process that has ended, and release its locks."""
         for fd, waits in list(self._waits_by_fd.items()):
             for wait, _ in waits:
                 if wait.task.process is process:
@@ -334,7 +334,7 @@ class VirtualKernel:
             setattr(holder, name, value)
 
     def _wait_for_events(self) -> None:
-        """Wake the tasks of ready descriptors, or else those of the next instant."""
+        """Wake the tasks whose descriptors are ready; if there are none, advance the clock to the next timer."""
         self._num_jumps += 1
         if self._is_written or self._keeps_real_time is not None or self._num_jumps % _LOOK_EVERY == 0:
             self._is_written = False

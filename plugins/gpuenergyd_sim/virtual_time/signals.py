@@ -7,7 +7,7 @@ from gpuenergyd_sim.virtual_time.kernel import VirtualKernel
 
 
 def install(kernel: VirtualKernel) -> None:
-    """Replace the functions of `signal`; `Process.signal` delivers."""
+    """Replace the functions of `signal`; `Process.signal` delivers signals."""
 
     def set_handler(number: int, handler: Any) -> Any:
         handlers = kernel.current.process.signal_handlers
@@ -24,4 +24,4 @@ def install(kernel: VirtualKernel) -> None:
     replaced.signal = set_handler
     replaced.getsignal = lambda number: kernel.current.process.signal_handlers.get(number, signal.SIG_DFL)
     replaced.set_wakeup_fd = set_wakeup_fd
-    replaced.siginterrupt = lambda number, flag: None  # noqa: ARG005  as signal has it
+    replaced.siginterrupt = lambda number, flag: None  # noqa: ARG005  the signature of signal

@@ -1,4 +1,4 @@
-"""Python's threads and locks as tasks of a kernel of virtual time."""
+"""Python's threads as tasks in virtual time, and its locks between them."""
 
 import queue
 import threading
@@ -14,7 +14,7 @@ _kernel: VirtualKernel
 
 
 def install(kernel: VirtualKernel) -> None:
-    """Replace the names of `threading`; classes that were made of the old ones keep them."""
+    """Replace the classes of `threading`; subclasses of the old ones that exist already are not changed."""
     global _kernel  # noqa: PLW0603  see there
     _kernel = kernel
     replaced: Any = threading
@@ -26,11 +26,11 @@ def install(kernel: VirtualKernel) -> None:
     replaced.current_thread = lambda: Thread.of(kernel.current)
     replaced.main_thread = lambda: Thread.of(kernel.current.process.tasks[0])
     simple: Any = queue
-    simple.SimpleQueue = simple._PySimpleQueue  # noqa: SLF001  the other one waits in C
+    simple.SimpleQueue = simple._PySimpleQueue  # noqa: SLF001  the C version would block the process
     import _threading_local  # noqa: PLC0415  keeps its values with the new `threading.current_thread`
 
     replaced.local = _threading_local.local
-    replaced._time = simple.time = time.monotonic  # noqa: SLF001  they imported the function before it was replaced
+    replaced._time = simple.time = time.monotonic  # noqa: SLF001  both modules imported the function before it was replaced
 
 
 class Lock:
@@ -52,7 +52,7 @@ class Lock:
         return _kernel.await_wait(wait, until_ns=until_ns) is not TIMED_OUT
 
     def release(self) -> None:
-        """Release the lock, to the task that waits longest."""
+        """Release the lock; the task that has waited longest gets it."""
         if not self._is_locked:
             raise RuntimeError("release unlocked lock")
         while self._waits:
@@ -171,7 +171,7 @@ class Thread:
 
     @classmethod
     def of(cls, task: Task) -> Self:
-        """Return the thread of a task, made when somebody asks for it."""
+        """Return the thread object of a task; the first call creates it."""
         if task.thread is None:
             task.thread = cls(name=task.name)
             task.thread._task = task  # noqa: SLF001  its own class
@@ -188,11 +188,11 @@ def _timer_class() -> Any:
             self._call = interval, function, args or (), kwargs or {}
 
         def cancel(self) -> None:
-            """Do not call."""
+            """Cancel the call."""
             self.finished.set()
 
         def run(self) -> None:
-            """Wait, then call."""
+            """Wait, then call the function unless the timer was cancelled."""
             interval, function, args, kwargs = self._call
             if not self.finished.wait(interval):
                 function(*args, **kwargs)

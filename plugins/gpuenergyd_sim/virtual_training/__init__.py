@@ -1,1 +1,1 @@
-"""A training in virtual time: the daemon's job and a policy around a pipeline that is arithmetic, in one process."""
+"""A training in virtual time: the daemon's job and a policy control a pipeline whose times are computed."""

@@ -1,4 +1,4 @@
-"""The GPUs of a virtual training, one for each pipeline rank: clocks that take effect late, counters, limits."""
+"""The GPUs of a virtual training, one per pipeline rank: delayed clock changes, energy counters and power limits."""
 
 import math
 import random
@@ -27,7 +27,7 @@ class Pending:
 
 @dataclass
 class VirtualGpus(ABC):
-    """What the GPUs are set to, draw and show as time passes; `r` is a pipeline rank."""
+    """Settings, power and counters of the GPUs as time passes; `r` is a pipeline rank."""
 
     schedule: Schedule
     work: Mapping[tuple[int, InstructionKind], Work]
@@ -38,20 +38,20 @@ class VirtualGpus(ABC):
     waiting_power_w: Callable[[int], float] = a100_waiting_power_w
     switch_latency_s: float = 0.006
     lower_latency_s: float | None = None
-    """The same for reductions; None: as raises."""
+    """Latency of a clock reduction, where `switch_latency_s` is only that of a raise; None if both are equal."""
     assumed_latency_s: float | None = None
-    """What a policy is told of latency until enough changes were seen; None: the truth, from the start."""
+    """Latency that policies are told until enough changes were measured; None to tell the true one from the start."""
     latency_spread_ratio: float = 0.0
     energy_noise_ratio: float = 0.0
     """Relative error of the energy that a counter shows for one iteration."""
     counter_period_s: float = 0.0
-    """Counters show only the energy of the last instant of this grid; 0: exact at every boundary."""
+    """Period in which counters are updated; 0 if they are exact at every boundary of an iteration."""
     ceiling_of: Callable[[int, int], int] | None = None
-    """The clock that a rank's GPU does not exceed in an iteration, whatever it is asked for: hot, or short of power."""
+    """Clock that a rank's GPU does not exceed in an iteration, whatever is requested, e.g. because it is hot."""
     power_limit_range_w: tuple[float, float] | None = None
-    """Of each GPU: a power limit lowers the clock to the highest one at which every kind of instruction fits."""
+    """Range of each GPU's limit, which lowers the clock until no kind of instruction of the rank draws more power."""
     power_profiles: Mapping[int, tuple[float, float]] = field(default_factory=dict)
-    """By workload power profile that each GPU offers: what it multiplies times and powers of work with."""
+    """For each workload power profile that the GPUs offer, its factors on the time and power of work."""
 
     def __post_init__(self) -> None:
         ranks = range(self.schedule.num_ranks)
@@ -68,7 +68,7 @@ class VirtualGpus(ABC):
         self.clock_now = dict.fromkeys(ranks, top_mhz)
         self.ceilings = dict.fromkeys(ranks, top_mhz)
         self.power_limits: list[tuple[int, dict[int, float]]] = []
-        """By the first iteration in which they are set."""
+        """Each with the first iteration in which it holds."""
         self.profiles: list[tuple[int, dict[int, int]]] = []
         self._free_s: dict[int, float] = {}
         self._last_total_j = dict(self.total_j)
@@ -93,7 +93,7 @@ class VirtualGpus(ABC):
                 self.clocks[r].record(self._ns(self.now_s), min(self.ceilings[r], self.clock_now[r]))
 
     def _ceiling_mhz(self, r: int) -> int:
-        """Return the clock that a rank's GPU does not exceed, by its state and its power limit."""
+        """Return the highest clock that `ceiling_of` and the power limit allow a rank's GPU now."""
         ceiling = self.clocks_mhz[0] if self.ceiling_of is None else self.ceiling_of(r, self.iteration_index)
         limits = [limits_w for apply_at, limits_w in self.power_limits if apply_at <= self.iteration_index]
         limit_w = limits[-1].get(r) if limits else None
@@ -104,7 +104,7 @@ class VirtualGpus(ABC):
         return min(ceiling, fitting[0] if fitting else self.clocks_mhz[-1])
 
     def _profile_factors(self, r: int) -> tuple[float, float]:
-        """Return what the power profile of a rank's GPU multiplies times and powers with."""
+        """Return the factors of the GPU's power profile on time and power."""
         profiles = [own for apply_at, own in self.profiles if apply_at <= self.iteration_index]
         return self.power_profiles.get(profiles[-1].get(r, -1), (1.0, 1.0)) if profiles else (1.0, 1.0)
 
@@ -118,7 +118,7 @@ class VirtualGpus(ABC):
         return min(self.clock_now[r], self.ceilings[r])
 
     def _next_change_s(self, r: int) -> float:
-        """Return when the next clock takes effect."""
+        """Return the time at which the next clock change takes effect."""
         return self.pending[r][0].effective_s if self.pending[r] else math.inf
 
     def _ask(self, r: int, asked_s: float, clock: int) -> None:
@@ -128,7 +128,7 @@ class VirtualGpus(ABC):
         if clock <= before and self.lower_latency_s is not None:
             latency_s = self.lower_latency_s
         latency_s *= 1 + self.random.uniform(-1, 1) * self.latency_spread_ratio
-        # One driver: what was called for last is what holds in the end.
+        # A driver applies calls in order, so the last requested clock has to take effect last.
         effective_s = max([asked_s + latency_s, *(p.effective_s for p in own if p.clock != clock)])
         own.append(Pending(effective_s, clock, asked_s))
         if clock != before:
@@ -136,7 +136,7 @@ class VirtualGpus(ABC):
         own.sort(key=lambda p: p.effective_s)
 
     def _learn_latency(self, r: int, change: Pending) -> None:
-        """Take the effect of a clock change for the daemon's looks every millisecond, and tell the job of it."""
+        """Measure a clock change as the daemon does, by reads every millisecond, and tell the job its new latency."""
         if self.assumed_latency_s is None or change.asked_s is None:
             return
         settle_s = change.effective_s - change.asked_s
@@ -156,7 +156,7 @@ class VirtualGpus(ABC):
         self._free_s[r] = max(self._free_s[r], until_s)
 
     def _spend(self, r: int, power_w: float, from_s: float, until_s: float) -> None:
-        """Add energy, showing the counter's value at each instant of its grid that is passed."""
+        """Add energy, and record the counter's value at each of its updates in this time."""
         if self.counter_period_s:
             edge = math.floor(from_s / self.counter_period_s) + 1
             while edge * self.counter_period_s <= until_s:
@@ -166,7 +166,7 @@ class VirtualGpus(ABC):
         self.total_j[r] += power_w * (until_s - from_s)
 
     def _shown_j(self, r: int, total_j: float) -> float:
-        """Return what the counter says: its error is a random walk, so that each window's is independent."""
+        """Return the counter's value; its error is a random walk, so errors of separate windows are independent."""
         if self.energy_noise_ratio:
             since_j = total_j - self._last_total_j[r]
             self._error_j[r] += since_j * self._iteration_error[r]

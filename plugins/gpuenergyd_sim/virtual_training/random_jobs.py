@@ -1,4 +1,4 @@
-"""Seeded random pipelines on the parameters of six GPU models, close to the fitted models but never equal to them."""
+"""Random pipelines on six GPU models, whose times and powers are close to the fitted models but never equal to them."""
 
 import math
 import random
@@ -75,7 +75,7 @@ class TrueJob:
     seed: int
 
     def profile(self) -> PipelineProfile:
-        """Return the tables of perfect knowledge."""
+        """Return the true times and energies, without measurement errors."""
         clocks_mhz = [clock for clock in self.clocks_mhz if clock >= LOWEST_RATIO * self.clocks_mhz[0]]
         work = {InstructionClass(rank, kind): own for (rank, kind), own in self.work.items()}
         waiting_w = blocking_power_w(self.model, self.model.max_sm_clock_mhz)
@@ -132,7 +132,7 @@ class TrueJob:
 def random_job(
     seed: int, *, gpu_model: str | None = None, num_stages: int | None = None, num_microbatches: int | None = None
 ) -> TrueJob:
-    """Return a pipeline drawn from a seed, where not given; GPU models take turns.
+    """Return a random pipeline; without `gpu_model`, consecutive seeds use one GPU model after the other.
 
     Raises:
         GpuNotFoundError: unknown GPU model.

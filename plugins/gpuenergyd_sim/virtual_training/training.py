@@ -1,6 +1,6 @@
-"""A training run in virtual time: the real job state machine and a real policy, around a pipeline that is arithmetic.
+"""A training run in virtual time: the real job state machine and a real policy control a pipeline that is computed.
 
-Nothing waits and nothing is random unless asked for, so a run of a hundred iterations takes as long as the policy does.
+Nothing waits, and nothing is random unless requested: a hundred iterations take no longer than the policy's computing.
 """
 
 from collections.abc import Callable
@@ -48,35 +48,35 @@ class VirtualTraining(VirtualGpus):
     communication_latency_s: float = 0.001
     step_overhead_s: float = 0.02
     after_last_s: tuple[float, ...] | None = None
-    """By rank, from its last instruction to its next step; None: all begin together, an overhead after the last."""
+    """For each rank, time from its last instruction to its next step; None if all begin together after the overhead."""
     rules: JobRules = field(default_factory=JobRules)
     slowdown_of: Callable[[int, int], float] = lambda _rank, _iteration: 1.0
-    """What else makes a rank slower, by rank and iteration: drift, throttling, a neighbour."""
+    """Factor on a rank's times in an iteration, for drift, throttling or a neighbour's load."""
     work_of: Callable[[Instruction], Work] | None = None
-    """What single instructions are, where the chunks of a rank differ; then `work` is not asked."""
+    """Work of each instruction, used instead of `work` if the chunks of a rank differ."""
     slow_factor_when_tuned: float = 1.0
-    """A pipeline that lies: everything takes this much longer below the top clock than its first iterations showed."""
+    """Factor on times below the top clock under a tuned plan, for a pipeline slower than its profile shows."""
 
     thinking_iterations: int = 0
-    """How many iterations the policy takes to answer."""
+    """Number of iterations between a request to the policy and its answer."""
 
     num_dp_ranks: int = 1
-    """How many processes a plain loop has."""
+    """Number of processes of a training loop without a pipeline."""
     num_stage_ranks: int = 1
-    """How many equal ranks, with equal GPUs, each stage has; `history` holds the energy of one of them."""
+    """Number of equal ranks, with equal GPUs, of each stage; `history` holds the energy of one of them."""
 
     levers: frozenset[Lever] = frozenset({Lever.CLOCKS})
-    """What plans may set."""
+    """The GPU settings that plans may change."""
 
     foreign_power_profiles: tuple[int, ...] = ()
-    """Those that another program has requested; `report_gpus` tells the job of a change."""
+    """Power profiles that another program has requested; call `report_gpus` after a change."""
     reorder: ReorderOffer = field(default_factory=ReorderOffer)
-    """What the ranks say about other orders of instructions when they join."""
+    """What the ranks report when they join about running instructions in other orders."""
     memory_of: Callable[[int, Schedule], RankMemory | None] = lambda _rank, _schedule: None
-    """What a rank reports of its memory after an iteration in an order."""
+    """The memory that a rank reports after an iteration under a schedule; None if it reports none."""
 
     waits_in_last_instruction: bool = False
-    """Whether waiting for other replicas shows as a long last backward, or as time after it."""
+    """Whether the wait for other replicas makes the last backward longer, or is time after it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,15 +84,15 @@ class VirtualTraining(VirtualGpus):
         self._answer_at: tuple[int, JobView] | None = None
         self.has_replicas = False
         self.on_block: Callable[[int], None] | None = None
-        """Called with the first iteration of a block at full speed."""
+        """Called with the index of the first iteration of a block at full speed."""
         self.least_overhead_s: float | None = None
         self.running = self.schedule
-        """The schedule of the present iteration, whose orders a plan may bring."""
+        """The schedule of the present iteration, whose order of instructions may come from a plan."""
         self._schedule_of: dict[int, Schedule] = {}
         self.graph = dependency_graph(self.schedule, communication_latency_s=self.communication_latency_s)
         self.commands: list[Command] = []
         self.policy_failure: str | None = None
-        """The error that the policy raised last."""
+        """The last error that the policy raised; None if it raised none."""
         self.history: list[tuple[float, float, str | None]] = []
         self._after_rank_0_s = dict.fromkeys(range(ranks), 0.0)
         self.slices: list[tuple[int, int, str, tuple[tuple[ClockChange, ...], ...]]] = []
@@ -124,7 +124,7 @@ class VirtualTraining(VirtualGpus):
 
     @property
     def pace(self) -> PaceEstimator:
-        """The gauge of the replica's own pace."""
+        """The job's estimator of how fast the replica is."""
         return self.job.knowledge.pace
 
     def _gpu(self, r: int) -> GpuView:
@@ -141,13 +141,13 @@ class VirtualTraining(VirtualGpus):
         )
 
     def report_gpus(self) -> None:
-        """Tell the job what is known of its GPUs, which are of one model."""
+        """Tell the job the present properties of its GPUs, which are of one model."""
         for r in self.calibrations:
             for k in range(self.num_stage_ranks):
                 self.feed(GpuViewChanged(r, self._gpu(r), k))
 
     def feed(self, event: Event) -> None:
-        """Give the job an event and carry out what it commands, as the daemon's shell would."""
+        """Give the job an event and execute the commands that it returns, as the daemon does."""
         queue = list(self.job.handle(event))
         while queue:
             command = queue.pop(0)
@@ -201,7 +201,7 @@ class VirtualTraining(VirtualGpus):
             return PolicyFailed(self.policy_failure)
 
     def restore(self) -> None:
-        """Restore all clocks; without a lease the worker refuses clock requests."""
+        """Restore all GPUs and end the lease; without one the worker refuses clock requests."""
         self.has_lease = False
         self.power_limits.clear()
         self.profiles.clear()
@@ -209,7 +209,7 @@ class VirtualTraining(VirtualGpus):
             self.pending[r] = [Pending(self.now_s, self.clocks_mhz[0])]
 
     def change_schedule(self, schedule: Schedule) -> None:
-        """Train on with another number of microbatches: the ranks report their last iteration, and register again."""
+        """Continue with another number of microbatches: the ranks report their last iteration, and register again."""
         self._hear([])
         self._observed = ()
         self.schedule = schedule
@@ -220,7 +220,7 @@ class VirtualTraining(VirtualGpus):
                 self.feed(RankChangedMicrobatches(r, order, schedule.num_microbatches, k))
 
     def run(self, num_iterations: int) -> None:
-        """Train for so many iterations."""
+        """Train for this number of iterations."""
         for _ in range(num_iterations):
             self.finish_iteration(self.begin_iteration())
 
@@ -239,13 +239,13 @@ class VirtualTraining(VirtualGpus):
         return end_s
 
     def _follow(self, schedule: Schedule) -> None:
-        """Run the next iteration in this order."""
+        """Run the next iteration under this schedule."""
         if schedule.orders != self.running.orders:
             self.running = schedule
             self.graph = dependency_graph(schedule, communication_latency_s=self.communication_latency_s)
 
     def finish_iteration(self, end_s: float) -> None:
-        """End the iteration once all replicas have come as far, at `end_s`, and report it."""
+        """End the iteration at `end_s`, when all replicas have finished it, and report it."""
         index, spans, begins_s = self.iteration_index, self._spans, self._begins_s()
         if self.waits_in_last_instruction:
             last = max(spans, key=lambda instruction: spans[instruction][1])
@@ -283,7 +283,7 @@ class VirtualTraining(VirtualGpus):
         self._hear(reports)
 
     def _hear(self, reports: list[RankIteration]) -> None:
-        """Report the iteration before: only while the next one runs have the counters moved past its end."""
+        """Report the previous iteration: its energy is known only once the counters were read after its end."""
         for report in self._unheard:
             for k in range(self.num_stage_ranks):
                 self.feed(RankReported(replace(report, stage_rank=k)))
@@ -293,7 +293,7 @@ class VirtualTraining(VirtualGpus):
         return next((plan_id for _, epoch, plan_id, _ in self.slices if epoch == self.epoch), None)
 
     def _begins_s(self) -> dict[int, float]:
-        """Return when each rank begins this iteration."""
+        """Return the time at which each rank begins this iteration."""
         return {r: self.now_s + after_s for r, after_s in self._after_rank_0_s.items()}
 
     def _run_pipeline(self) -> tuple[dict[Instruction, tuple[float, float]], float]:

@@ -1,4 +1,4 @@
-"""What instructions cost: their times and powers by clock, on a published A100 or on any GPU model of this plugin."""
+"""Times and powers of instructions at each clock, on a published A100 or on any GPU model of this plugin."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ CLOCKS_MHZ = tuple(range(1410, 209, -15))
 
 
 class Work(Protocol):
-    """What one kind of instruction is on one rank, whatever it really depends on."""
+    """Time and power of one kind of instruction on one rank, as functions of the clock."""
 
     def time_s(self, sm_clock_mhz: int) -> float:
         """Return how long it takes at a clock."""
@@ -32,7 +32,7 @@ def a100_power_w(active_w_per_mhz: float, sm_clock_mhz: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class A100Work:
-    """Time parts at the maximum clock; watts per MHz of SMs that are busy all the time."""
+    """Memory-bound and compute-bound time at the maximum clock; `power_w_per_mhz` is that of SMs always busy."""
 
     memory_time_s: float
     compute_time_s: float
@@ -84,7 +84,7 @@ class ModelWork:
 def exact_profile(
     work: Mapping[InstructionClass, Work], clocks_mhz: Sequence[int], *, blocking_power_w: float
 ) -> PipelineProfile:
-    """Return the true tables of instructions at some clocks, as a planner takes them."""
+    """Return the true times and energies of instructions at some clocks, in the form that planners use."""
     classes = {}
     for key, own in work.items():
         times_s = {clock: own.time_s(clock) for clock in clocks_mhz}
