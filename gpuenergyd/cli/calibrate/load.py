@@ -1,4 +1,4 @@
-"""Loads that a GPU computes for a calibration, since an idle one does not show the clock set, and `doctor --measure`."""
+"""Loads of a calibration, since an idle GPU does not show the clock that is set, and of `doctor --measure`."""
 
 import os
 from collections.abc import Iterator, Mapping

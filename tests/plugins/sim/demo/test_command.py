@@ -491,13 +491,17 @@ def test_a_demo_on_a_grid_is_slower_in_dirty_hours_and_its_report_shows_both_sav
     assert demo.status["carbon"]["replayed_hour_s"] == 5.0
     with open_history(demo.database) as history:
         (report,) = job_reports(history)
-        targets = [row for row in history.targets(demo.job["job_id"]) if row.permitted_time_s and row.intensity]
+        targets = [
+            (row.intensity, row.permitted_time_s)
+            for row in history.targets(demo.job["job_id"])
+            if row.permitted_time_s is not None and row.intensity is not None
+        ]
     figures = report.to_dict()
     assert figures["is_grid_replayed"]
     assert figures["num_targets"] >= len(targets) >= 24
-    usual = median(row.intensity for row in targets)
-    dirty_s = fmean(row.permitted_time_s for row in targets if row.intensity > usual)
-    clean_s = fmean(row.permitted_time_s for row in targets if row.intensity < usual)
+    usual = median(intensity for intensity, _ in targets)
+    dirty_s = fmean(time_s for intensity, time_s in targets if intensity > usual)
+    clean_s = fmean(time_s for intensity, time_s in targets if intensity < usual)
     assert dirty_s > 1.01 * clean_s
     assert report.carbon is not None
     emissions = report.carbon.to_dict()
