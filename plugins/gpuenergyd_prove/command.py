@@ -38,7 +38,7 @@ def prove(  # noqa: PLR0913  each option is a parameter
     ] = 0.0,
     margin: Annotated[
         float,
-        typer.Option(min=0.0, max=0.2, metavar="RATIO", help="Accepted slowdown beyond the permitted one."),
+        typer.Option(min=0.0, max=0.2, metavar="RATIO", help="Time accepted beyond the permitted one."),
     ] = 0.01,
     smallest_saving: Annotated[
         float, typer.Option(min=0.001, max=0.5, metavar="RATIO", help="Smallest saving that the proof must show.")
