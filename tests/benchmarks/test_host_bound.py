@@ -5,14 +5,11 @@ import json
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from gpuenergyd.client.reporter import REPORT_PERIOD_S
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "runs" / "host_bound.py"
@@ -80,29 +77,6 @@ def test_a_plain_step_calls_no_hook_and_the_next_step_of_the_client_calls_all(ho
     seen.clear()
     model(batch)
     assert len(seen) == 1
-
-
-def test_a_reporter_pauses_in_time_of_the_clients_steps(host_bound: Any) -> None:
-    class Waiting:
-        _stopping: Any = None
-
-        def _handle(self, first: Any) -> bool:
-            return bool(first)
-
-    reporter = Waiting()
-    pause = host_bound.ReportPause(reporter)
-    thread = threading.Thread(target=lambda: reporter._stopping.wait(REPORT_PERIOD_S), daemon=True)
-    thread.start()
-    while not pause._is_pausing:
-        thread.join(1e-3)
-    pause.let_pass(0.6 * REPORT_PERIOD_S)
-    assert not pause._over.is_set()
-    pause.let_pass(0.6 * REPORT_PERIOD_S)
-    thread.join(60.0)
-
-    assert not thread.is_alive()
-    assert reporter._handle(1)
-    pause.wait_for_report()
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="the benchmark's events are compiled")
