@@ -26,6 +26,10 @@ cores where there are any; the CPU time that they take in a step is printed as `
 as in a program that only has steps with the client: the reporter's pause passes in these steps alone, and a plain step
 waits for the end of a report. So does the clock of the events.
 
+`calls_us` is the CPU time of the training thread in the client's outermost calls, in a session of its own in which each
+of them is timed. It is far less affected by other programs than the difference of two steps, and leaves out what torch
+takes to call hooks, and what the client displaces from the caches.
+
 What alternation leaves out: what a step with the client displaces from the caches for the next step. `after` compares
 the plain steps after it with the other plain steps. The first steps after joining, in which the client learns the
 program and times all instructions, are not measured; what they cost in all is printed (`first_ms`). Needs the checkout
@@ -48,7 +52,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -63,9 +67,12 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 import gpuenergyd
 from gpuenergyd.client import loop
 from gpuenergyd.client import reporter as reporting
+from gpuenergyd.client.phases.marks import PhaseMarks
+from gpuenergyd.client.phases.torch_hooks import _ModuleHook
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd.client.reporter import REPORT_PERIOD_S, Reporter
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
+from gpuenergyd_trainers.joining.ordered_rank import OrderedRank
 from gpuenergyd_trainers.torch_pipelining import attach
 from tests.client.fake_daemon import FakeDaemon, plan_slice
 
@@ -79,6 +86,13 @@ SETTLING_STEPS, JOINING_STEPS = 24, 48
 CLIENT, PLAIN, NULL = range(3)
 FOUR, FOURS_PER_PAIR = (CLIENT, CLIENT, PLAIN, NULL), 8
 NUM_RESAMPLES = 1_000
+TIMED_STEPS = 160
+"""Steps in which calls are timed: ten of each kind of iteration."""
+CALLS: tuple[tuple[type, str], ...] = (
+    (loop.LoopJob, "iteration"), (PhaseMarks, "__enter__"), (PhaseMarks, "__exit__"), (_ModuleHook, "__call__"),
+    (OrderedRank, "begin_step"), (OrderedRank, "end_step"), (RankClient, "begin_instruction"),
+    (RankClient, "end_instruction"),
+)  # fmt: skip
 CHANGES = [("F", 0, 0, 0, 1200), ("F", 3, 0, 0, 900), ("B", 2, 0, 0, 1100), ("F", 6, 0, 0, 1000),
            ("B", 5, 0, 0, 1300), ("B", 7, 0, 0, 900)]  # fmt: skip
 GPU_UUID = "GPU-0"
@@ -334,6 +348,54 @@ class Clocks:
             os.close(descriptor)
 
 
+class CallTimes:
+    """CPU time of the training thread in the client's outermost calls, of objects that are made in the context."""
+
+    def __init__(self) -> None:
+        self.times_ns: list[int] = []
+        self._is_inside = False
+        self._methods = [(owner, name, getattr(owner, name)) for owner, name in CALLS]
+
+    def __enter__(self) -> Self:
+        for owner, name, method in self._methods:
+            setattr(owner, name, self.timed(method))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for owner, name, method in self._methods:
+            setattr(owner, name, method)
+
+    def timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that is timed."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if self._is_inside:
+                return method(*args, **kwargs)
+            self._is_inside = True
+            began_ns = time.thread_time_ns()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self.times_ns.append(time.thread_time_ns() - began_ns)
+                self._is_inside = False
+
+        return timed
+
+
+def call_time_s(program: Any, socket_path: str) -> float:
+    """Return the CPU time of the client's calls in a step."""
+    with CallTimes() as calls, program.joined(socket_path) as joined:
+        for _ in range(JOINING_STEPS):
+            joined.step()
+        nothing, own_ns = calls.timed(lambda: None), []
+        calls.times_ns.clear()
+        for _ in range(TIMED_STEPS):
+            joined.step()
+            nothing()  # what timing adds to each time
+            own_ns.append(calls.times_ns[-1])
+        return (sum(calls.times_ns) - len(calls.times_ns) * median(own_ns)) / 1e9 / TIMED_STEPS
+
+
 @dataclass(slots=True)
 class Pairs:
     """Pairs of one program in one arm."""
@@ -479,7 +541,8 @@ def measure(
         clocks.close()
         num = len(pairs.step_s)
         is_over = is_over or num >= max_pairs or (num >= MIN_PAIRS and pairs.is_known())
-    return pairs.figures()
+    figures, calls_s = pairs.figures(), call_time_s(program, socket_path)
+    return {**figures, "calls_us": round(1e6 * calls_s, 1), "calls_ratio": round(calls_s / median(pairs.step_s), 6)}
 
 
 def main() -> int:
@@ -535,6 +598,7 @@ def summarized(result: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
         cpu_ratio = max(each["cpu"]["ratio"] for each in figures.values())
         summary |= {f"{arm}_ratio": worst["wall"]["ratio"], f"{arm}_half_width": worst["wall"]["half_width"]}
         summary |= {f"{arm}_pairs": worst["pairs"], f"{arm}_cpu_ratio": cpu_ratio}
+        summary[f"{arm}_calls_ratio"] = max(each["calls_ratio"] for each in figures.values())
         summary[f"{arm}_null_ratio"] = max((each["null"]["ratio"] for each in figures.values()), key=_distance_from_1)
         is_met &= worst["wall"]["ratio"] <= LIMITS[arm] and (arm != "without_daemon" or cpu_ratio <= LIMITS[arm])
         is_resolved &= _distance_from_1(summary[f"{arm}_null_ratio"]) <= HALF_WIDTH and all(
@@ -552,8 +616,8 @@ def show(arm: str, figures: dict[str, dict[str, Any]]) -> None:
         ratios = "; ".join(f"{key} {each[key]['ratio']:.4f} +- {each[key]['half_width']:.4f}" for key in
                            ("wall", "null", "cpu", "null_cpu", "raw", "after") if key in each)  # fmt: skip
         print(f"{arm:<15} {name:<9} {ratios}; {each['pairs']} pairs, step {each['step_ms']:.2f} ms, busy"
-              f" {each['busy_ratio']:.2f}, threads {each['threads_us']:.0f} us a step, first {JOINING_STEPS} steps"
-              f" {each['first_ms']:+.0f} ms", file=sys.stderr)  # fmt: skip
+              f" {each['busy_ratio']:.2f}, calls {each['calls_us']:.0f} us and threads {each['threads_us']:.0f} us a"
+              f" step, first {JOINING_STEPS} steps {each['first_ms']:+.0f} ms", file=sys.stderr)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -329,12 +329,9 @@ class DeviceRecorder:
         self._num_read_together = min(1 + _READ_TOGETHER_NS // max(1, last_ns), _READ_TOGETHER)
         begin_ns, window_end_ns = self._find_window(buffer, last_ns)
         self._last = (buffer.number, window_end_ns)
-        buffer.known = IterationTimes(
-            begin_mono_ns=begin_ns,
-            end_mono_ns=min(begin_ns + closing_ns, window_end_ns),
-            next_begin_mono_ns=0 if buffer.following is None else window_end_ns,
-            instructions=tuple([(*keys[slot], begin_ns + b, begin_ns + e) for slot, b, e in spans_ns or ()]),
-        )
+        rows = tuple([(*keys[slot], begin_ns + b, begin_ns + e) for slot, b, e in spans_ns]) if spans_ns else ()
+        end_ns = min(begin_ns + closing_ns, window_end_ns)
+        buffer.known = IterationTimes(begin_ns, end_ns, 0 if buffer.following is None else window_end_ns, rows)
         return spans_ns is not None
 
     def _find_window(self, buffer: EventBuffer, last_ns: int) -> tuple[int, int]:
