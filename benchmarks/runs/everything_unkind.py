@@ -1,7 +1,7 @@
 """Plans on GPUs that are unkind in every way at once, against the best plan under the same conditions.
 
-    python benchmarks/runs/everything_unkind.py [--jobs 50] [--seed 1] [--policy reference] [--gpu-model h200] [--at-limit]
-        [--json]
+    python benchmarks/runs/everything_unkind.py [--jobs 50] [--seed 1] [--policy reference] [--gpu-model h200]
+        [--at-limit] [--json]
 
 Seeded random pipelines in virtual time on the parameters of six GPU models. Clocks take effect late, each target clock
 by a median of its own, one change in a hundred far later, and are reported too early; a set call takes the driver's
