@@ -1,6 +1,7 @@
 """Whether the savings that are printed are true, in worlds that change while they are measured.
 
-    python benchmarks/runs/claims.py [--jobs 2000] [--iterations 300] [--seed 1] [--only KIND ...] [--json]
+    python benchmarks/runs/claims.py [--jobs 2000] [--iterations 300] [--seed 1] [--only KIND ...]
+        [--gpu-model h200] [--json]
 
 Plain loops in virtual time with the real state machine of a job: blocks at full speed, guard, time account, estimate.
 The policy gives one plan, a clock of the whole iteration. Three plans by turns: one that saves, one that saves nothing
@@ -17,6 +18,7 @@ its time, 1 % of its energy.
 coverage: share of printed 95 % intervals that contain the truth, energies and times. false claims: significant savings
 of energy under plans that save nothing. claimed: share of the jobs that save at least 5 % in which a saving was
 significant. faster: jobs of which is printed that they are faster, which no lower clock makes them.
+With `--gpu-model` jobs are of other curves, those of `random_gpu_work` on that model, some at their power limits.
 Needs the checkout.
 """
 
@@ -41,9 +43,11 @@ from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView, Lever
 from gpuenergyd_policies.uniform_settings import Setting, setting_plan
+from gpuenergyd_sim.driver.device_model import blocking_power_w
+from gpuenergyd_sim.driver.device_parameters import MODELS, DeviceParameters
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from gpuenergyd_sim.virtual_training.work import CLOCKS_MHZ, a100_waiting_power_w
-from tests.support.plain_jobs import LOOP, LoopWork, random_loop_work
+from tests.support.plain_jobs import AT_LIMIT, LOOP, GpuLoopWork, LoopWork, random_gpu_work, random_loop_work
 
 TOP_MHZ = CLOCKS_MHZ[0]
 NOISE_RATIO = 0.01
@@ -167,9 +171,13 @@ def _levels(rng: random.Random, draw: Callable[[], float], lengths: tuple[int, i
 class ChangingWork:
     """The work of a loop in the world of the present iteration."""
 
-    own: LoopWork
+    own: LoopWork | GpuLoopWork
     world: World
     index: int = 0
+
+    def actual_clock_mhz(self, sm_clock_mhz: int) -> float:
+        """Return the clock under the power limit."""
+        return self.own.actual_clock_mhz(sm_clock_mhz) if isinstance(self.own, GpuLoopWork) else sm_clock_mhz
 
     def time_s(self, sm_clock_mhz: int) -> float:
         """Return how long it takes at a clock."""
@@ -199,21 +207,29 @@ class ClaimingJob:
     kind: str
     plan: str
     seed: int
+    gpu_model: str | None = None
     training: VirtualTraining = field(init=False)
     work: ChangingWork = field(init=False)
     world: World = field(init=False)
     host_s: float = field(init=False)
     clock_mhz: int = field(init=False)
+    top_mhz: int = field(init=False)
 
     def __post_init__(self) -> None:
         rng = random.Random(f"{self.kind} {self.plan} {self.seed}")
         self.world = KINDS[self.kind](rng)
         shares = (0.02, 0.1) if self.plan == "saves" else (0.3, 0.8)
-        own = random_loop_work(rng.randrange(2**32), shares)
+        own: LoopWork | GpuLoopWork = random_loop_work(rng.randrange(2**32), shares)
+        if self.gpu_model is not None:
+            kind = "memory-bound" if self.plan == "saves" else rng.choice(["compute-bound", AT_LIMIT])
+            own = random_gpu_work(rng.randrange(2**32), kind, gpu_model=self.gpu_model)
         self.work = ChangingWork(own, self.world)
         self.host_s = own.time_at_top_s * rng.uniform(0.02, 0.4)
-        self.clock_mhz = {"saves": rng.choice([1110, 1170, 1230]), "saves nothing": TOP_MHZ,
-                          "slower": rng.choice([1200, 1260, 1305])}[self.plan]  # fmt: skip
+        chosen_mhz = {"saves": rng.choice([1110, 1170, 1230]), "saves nothing": TOP_MHZ,
+                      "slower": rng.choice([1200, 1260, 1305])}[self.plan]  # fmt: skip
+        clocks_mhz = CLOCKS_MHZ if self.gpu is None else self.gpu.supported_sm_clocks_mhz
+        self.top_mhz = clocks_mhz[0]
+        self.clock_mhz = min(clocks_mhz, key=lambda mhz: abs(mhz - self._of_top(chosen_mhz)))
         self.training = VirtualTraining(
             LOOP,
             {(0, InstructionKind.F): self.work},
@@ -221,10 +237,23 @@ class ClaimingJob:
             max_slowdown_ratio=PERMITTED_RATIO,
             noise_ratio=NOISE_RATIO,
             energy_noise_ratio=NOISE_RATIO,
-            waiting_power_w=lambda mhz: a100_waiting_power_w(mhz) * self.world.power_factor(self.work.index),
-            ceiling_of=lambda _rank, index: self.world.ceiling_mhz(index),
+            waiting_power_w=lambda mhz: self._waiting_w(mhz) * self.world.power_factor(self.work.index),
+            ceiling_of=lambda _rank, index: self._of_top(self.world.ceiling_mhz(index)),
+            clocks_mhz=clocks_mhz,
             seed=rng.randrange(2**32),
         )
+
+    @property
+    def gpu(self) -> DeviceParameters | None:
+        """The GPU, if it is of a model that was asked for."""
+        return self.work.own.gpu if isinstance(self.work.own, GpuLoopWork) else None
+
+    def _of_top(self, sm_clock_mhz: int) -> int:
+        """Return a clock of the usual GPUs as the same share of the highest one."""
+        return round(sm_clock_mhz * self.top_mhz / TOP_MHZ)
+
+    def _waiting_w(self, sm_clock_mhz: int) -> float:
+        return a100_waiting_power_w(sm_clock_mhz) if self.gpu is None else blocking_power_w(self.gpu, sm_clock_mhz)
 
     def run(self, num_iterations: int) -> dict[str, Any]:
         """Train; return what was printed at the end, the truth, and when a saving was first significant."""
@@ -260,22 +289,22 @@ class ClaimingJob:
 
     def _truth(self, iterations: Sequence[int]) -> tuple[float, float]:
         """Return the mean relative differences of time and energy between the plan's clock and full speed."""
-        pairs = [(self._exact(i, self.clock_mhz), self._exact(i, TOP_MHZ)) for i in iterations]
+        pairs = [(self._exact(i, self.clock_mhz), self._exact(i, self.top_mhz)) for i in iterations]
         logs = [(math.log(own[0] / full[0]), math.log(own[1] / full[1])) for own, full in pairs]
         return math.expm1(fmean(t for t, _ in logs)), math.expm1(fmean(e for _, e in logs))
 
     def _exact(self, index: int, sm_clock_mhz: int) -> tuple[float, float]:
         self.work.index = index
-        clock_mhz = min(sm_clock_mhz, self.world.ceiling_mhz(index))
+        clock_mhz = min(sm_clock_mhz, self._of_top(self.world.ceiling_mhz(index)))
         work_s, host_s = self.work.time_s(clock_mhz), self.host_s * self.world.host_factor(index)
-        wait_w = a100_waiting_power_w(clock_mhz) * self.world.power_factor(index)
+        wait_w = self._waiting_w(clock_mhz) * self.world.power_factor(index)
         return work_s + host_s, work_s * self.work.power_w(clock_mhz) + host_s * wait_w
 
 
-def run_job(job: tuple[str, str, int, int]) -> dict[str, Any]:
+def run_job(job: tuple[str, str, int, int, str | None]) -> dict[str, Any]:
     """Run one job."""
-    kind, plan, seed, num_iterations = job
-    return ClaimingJob(kind, plan, seed).run(num_iterations)
+    kind, plan, seed, num_iterations, gpu_model = job
+    return ClaimingJob(kind, plan, seed, gpu_model).run(num_iterations)
 
 
 def figures_of(found: Sequence[Mapping[str, Any]], num_iterations: int) -> dict[str, Any]:
@@ -349,12 +378,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--gpu-model", choices=sorted(MODELS))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.jobs < 1:
         parser.error(f"--jobs {options.jobs}: must be at least 1")
     cases = [(kind, plan) for kind in options.only for plan in PLANS]
-    jobs = [(*cases[k % len(cases)], options.seed * 1_000_003 + k, options.iterations) for k in range(options.jobs)]
+    seeds = range(options.seed * 1_000_003, options.seed * 1_000_003 + options.jobs)
+    jobs = [(*cases[k % len(cases)], own, options.iterations, options.gpu_model) for k, own in enumerate(seeds)]
     with ProcessPoolExecutor(options.workers) as pool:
         found = list(pool.map(run_job, jobs, chunksize=4))
     figures = figures_of(found, options.iterations)

@@ -1,13 +1,15 @@
 """Plans on GPUs that are unkind in every way at once, against the best plan under the same conditions.
 
-    python benchmarks/runs/everything_unkind.py [--jobs 50] [--seed 1] [--policy reference] [--json]
+    python benchmarks/runs/everything_unkind.py [--jobs 50] [--seed 1] [--policy reference] [--gpu-model h200]
+        [--at-limit] [--json]
 
 Seeded random pipelines in virtual time on the parameters of six GPU models. Clocks take effect late, each target clock
 by a median of its own, one change in a hundred far later, and are reported too early; a set call takes the driver's
 time and stops the GPU; energy counters change every 10 to 200 ms, sample power a quarter of the time (not on V100), and
 are read by slow calls, with the daemon's own sampler; instructions scatter by 0.4 % and measured energies by 0.5 %;
 GPUs grow slower as they get warm. The driver's and the counter's times are half to twice what the unkind simulated
-world assumes of the model. The policy knows none of it.
+world assumes of the model. The policy knows none of it. With `--at-limit` instructions need twice the power, so that
+power limits hold most of them.
 
 The last plan of a job and the best one from exact knowledge are measured in the same conditions, 60 iterations each; if
 the former is better, it is the best known. A job without a plan counts with its energy at full speed. Slowdowns are
@@ -21,7 +23,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -35,6 +37,7 @@ from benchmarks.report.printing import print_figures
 from gpuenergyd.core.job.outcome import find_outcome
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from gpuenergyd_sim.driver.device_parameters import MODELS
 from gpuenergyd_sim.virtual_training.random_jobs import random_job
 from tests.support.everything_unkind import best_result, conditions, result_of, training
 from tests.support.reference_policy import ReferencePolicy
@@ -46,6 +49,8 @@ MAX_SLOWDOWN_RATIO = 0.008
 MAX_SLOWDOWN_OF_BEST_RATIO = 0.01
 """Of the best plan that energies are compared with."""
 MIN_COVERED_RATIO = 0.9
+AT_LIMIT_FACTOR = 2.0
+"""Big matrix products on an H200 would need 2.3 times the usual power to run at its highest clock."""
 POLICIES = {"bubble-aware": BubbleAware, "reference": ReferencePolicy}
 LEARNED = ("first plan", "learned from")
 """How the reasons of plans begin that were made from what is known of the curves, not to correct a plan."""
@@ -81,16 +86,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="jobs at the same time")
     parser.add_argument("--policy", choices=sorted(POLICIES), default="bubble-aware")
+    parser.add_argument("--gpu-model", choices=sorted(MODELS), help="of all jobs; else six models take turns")
+    parser.add_argument("--at-limit", action="store_true", help="jobs whose GPUs are at their power limits")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    one = partial(run, policy=options.policy, gpu_model=options.gpu_model, is_at_limit=options.at_limit)
     jobs = []
     # More threads do not speed up such small matrices, and take CPU from each other.
     with ProcessPoolExecutor(options.processes, initializer=threadpool_limits, initargs=(1,)) as pool:
         seeds = range(1000 * options.seed, 1000 * options.seed + options.jobs)
-        for job in pool.map(partial(run, policy=options.policy), seeds):
+        for job in pool.map(one, seeds):
             jobs.append(job)
             print(job, file=sys.stderr, flush=True)
-    figures = summary(jobs) | {"seed": options.seed, "policy": options.policy}
+    figures = summary(jobs) | {"seed": options.seed, "policy": options.policy, "gpu_model": options.gpu_model}
+    figures |= {"is_at_limit": options.at_limit}
     print_figures(figures, is_json=options.json, left_out="jobs")
     return 0 if is_met(figures) else 1
 
@@ -128,9 +137,12 @@ def is_met(figures: dict[str, Any]) -> bool:
     )
 
 
-def run(seed: int, policy: str = "bubble-aware") -> Job:
+def run(seed: int, policy: str = "bubble-aware", gpu_model: str | None = None, *, is_at_limit: bool = False) -> Job:
     """Train once, and measure the last plan and the best one."""
-    job = random_job(seed)
+    job = random_job(seed, gpu_model=gpu_model)
+    if is_at_limit:
+        work = {key: replace(own, power_ratio=AT_LIMIT_FACTOR * own.power_ratio) for key, own in job.work.items()}
+        job = replace(job, work=work)
     under = conditions(job.model, seed, job.schedule.num_ranks)
     trained = training(job, under, POLICIES[policy]())
     seen: dict[str, ClockPlan] = {}

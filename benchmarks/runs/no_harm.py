@@ -1,7 +1,7 @@
 """What the daemon costs whole programs, by the programs' own clocks: each one with and without the daemon, in pairs.
 
     python benchmarks/runs/no_harm.py [--pairs 4] [--only NAME ...] [--max-slowdown 0.02] [--busy 4] [--seed 1]
-        [--steps-ratio 1] [--world kind] [--json]
+        [--steps-ratio 1] [--world kind] [--gpu-model h200] [--json]
 
 The programs are those of benchmarks/programs, and of shared/cases/programs where that is beside the checkout: DDP
 with a slow disk, FSDP2, a GAN, accumulation, reinforcement learning, pipelines, Megatron-core with tensor
@@ -43,6 +43,7 @@ from scipy.special import stdtrit
 from docs.site.house_map import PYTHON_PATH
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.errors import GpuEnergyError
+from gpuenergyd_sim.driver.device_parameters import MODELS
 from gpuenergyd_sim.driver.host import SimulatedHost
 from gpuenergyd_sim.driver.world_kinds import WorldKind
 from tests.support.framework_environments import ROOT, is_built, python_of
@@ -121,6 +122,7 @@ class Conditions:
     seed: int = 1
     steps_ratio: float = 1.0
     kind: WorldKind = WorldKind.KIND
+    gpu_model: str = GPU_MODEL
 
     @property
     def allowance_s(self) -> float:
@@ -281,6 +283,7 @@ def main() -> int:
     )
     parser.add_argument("--steps-ratio", type=float, default=1.0, help="factor on the length of all programs")
     parser.add_argument("--world", choices=list(WorldKind), default=WorldKind.KIND)
+    parser.add_argument("--gpu-model", choices=sorted(MODELS), default=GPU_MODEL)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.pairs < 1:
@@ -290,7 +293,12 @@ def main() -> int:
         if name not in known:
             parser.error(f"argument --only: no program {name!r}; valid: {', '.join(known)}")
     conditions = Conditions(
-        options.max_slowdown, options.busy, options.seed, options.steps_ratio, WorldKind(options.world)
+        options.max_slowdown,
+        options.busy,
+        options.seed,
+        options.steps_ratio,
+        WorldKind(options.world),
+        options.gpu_model,
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # programs and daemons end with this one
     chosen = [known[name] for name in options.only or known]
@@ -337,7 +345,8 @@ def run_once(program: Program, conditions: Conditions, *, is_joined: bool) -> Ru
     with tempfile.TemporaryDirectory(prefix="harm-") as text:
         folder = Path(text)
         world = folder / "world"
-        host = SimulatedHost.create(world, [GPU_MODEL] * program.num_ranks, seed=conditions.seed, kind=conditions.kind)
+        models = [conditions.gpu_model] * program.num_ranks
+        host = SimulatedHost.create(world, models, seed=conditions.seed, kind=conditions.kind)
         uuids = [identity.gpu_uuid for identity in host.identities()]
         environ = environment_of(program, conditions, folder, uuids)
         decisions: tuple[Decision, ...] = ()

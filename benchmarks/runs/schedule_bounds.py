@@ -17,12 +17,12 @@ from gpuenergyd_sim.training.gpt_model import simulated_works
 from gpuenergyd_sim.virtual_training.work import ModelWork
 from gpuenergyd_sim.virtual_training.work import exact_profile as profile_of_work
 
-_GPU_MODEL = "a100-sxm"
+GPU_MODEL = "a100-sxm"
 
 
-def exact_profile(schedule: Schedule, duration_scale: float = 1.0) -> PipelineProfile:
+def exact_profile(schedule: Schedule, duration_scale: float = 1.0, *, gpu_model: str = GPU_MODEL) -> PipelineProfile:
     """Return the profile of a schedule's instructions, as computed by the simulated GPUs."""
-    model = device_parameters(_GPU_MODEL)
+    model = device_parameters(gpu_model)
     works = {}
     for order in schedule.orders:
         for instruction in order:
@@ -35,22 +35,22 @@ def exact_profile(schedule: Schedule, duration_scale: float = 1.0) -> PipelinePr
     return profile_of_work(works, model.supported_sm_clocks_mhz, blocking_power_w=waiting_w)
 
 
-def exact_waiting_power() -> WaitingPower:
+def exact_waiting_power(gpu_model: str = GPU_MODEL) -> WaitingPower:
     """Return the power of a simulated GPU that waits, by clock."""
-    model = device_parameters(_GPU_MODEL)
+    model = device_parameters(gpu_model)
     points = [(clock_mhz, blocking_power_w(model, clock_mhz)) for clock_mhz in model.supported_sm_clocks_mhz]
-    return waiting_power(points, where=_GPU_MODEL)
+    return waiting_power(points, where=gpu_model)
 
 
-def most_saved_ratio(schedule: Schedule, duration_scale: float = 1.0) -> float:
+def most_saved_ratio(schedule: Schedule, duration_scale: float = 1.0, *, gpu_model: str = GPU_MODEL) -> float:
     """Return a proven bound on the saving at no slowdown, whatever the clocks, with changes at once and for nothing.
 
     Full speed waits at the maximum clock, plans may wait at the clock of least power.
     """
-    profile = exact_profile(schedule, duration_scale)
+    profile = exact_profile(schedule, duration_scale, gpu_model=gpu_model)
     graph = dependency_graph(schedule)
     at_full_speed = baseline(graph, profile)
-    waits_low = replace(profile, blocking_power_w=exact_waiting_power().least_w)
+    waits_low = replace(profile, blocking_power_w=exact_waiting_power(gpu_model).least_w)
     solved = solve(graph, waits_low, deadline_s=at_full_speed.iteration_time_s)
     return 1 - solved.lower_bound_j / at_full_speed.energy_j
 

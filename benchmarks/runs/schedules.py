@@ -40,11 +40,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 import torch.distributed as dist
-from schedule_bounds import extra_inflight_for, most_saved_ratio, schedule_of
+from schedule_bounds import GPU_MODEL, extra_inflight_for, most_saved_ratio, schedule_of
 
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store import open_history
+from gpuenergyd_sim.driver.device_parameters import MODELS
 from gpuenergyd_sim.driver.host import SimulatedHost
 from gpuenergyd_sim.training.gpt_model import loss_of
 from gpuenergyd_sim.training.gpt_pipeline import PIPELINES, GptRank
@@ -109,6 +110,7 @@ def main() -> int:
     parser.add_argument("--memory-limit", type=int, default=6, help="microbatches that fit on each rank")
     parser.add_argument("--max-slowdown", type=float, default=0.0, help="allowed slowdown; 0.005 is 0.5 %%")
     parser.add_argument("--duration-scale", type=float, default=1.0, help="scale instruction durations")
+    parser.add_argument("--gpu-model", choices=sorted(MODELS), default=GPU_MODEL)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = []
@@ -126,7 +128,7 @@ def main() -> int:
             duration_scale=options.duration_scale,
             max_slowdown_ratio=options.max_slowdown,
         )
-        rows.append(row := measured(case, memory_limit=options.memory_limit))
+        rows.append(row := measured(case, memory_limit=options.memory_limit, gpu_model=options.gpu_model))
         if not options.json:
             show(row)
     by_name = {row["schedule"]: row for row in rows}
@@ -140,12 +142,13 @@ def main() -> int:
     return 0 if result["holds"] else 1
 
 
-def measured(case: Case, *, memory_limit: int) -> dict[str, Any]:
-    """Train one case under its own daemon and return its row."""
+def measured(case: Case, *, memory_limit: int, gpu_model: str) -> dict[str, Any]:
+    """Train one case under its own daemon and return its row; what is needed is the same share of the bound."""
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="schedules-") as name:
         folder = Path(name)
-        with running_daemon(folder / "daemon", sample_period_s=0.1, baseline_iterations=10) as daemon:
+        rules = {"sample_period_s": 0.1, "baseline_iterations": 10}
+        with running_daemon(folder / "daemon", gpu_model=gpu_model, **rules) as daemon:
             arguments = (case, str(daemon.world_path), str(daemon.socket_path))
             ranks = run_ranks(NUM_RANKS, folder, train, *arguments, limit_s=RUN_LIMIT_S)
             database_path = daemon.database_path
@@ -161,13 +164,15 @@ def measured(case: Case, *, memory_limit: int) -> dict[str, Any]:
             for joined, one, other in zip(ranks, alone, plain, strict=True)
         ),
     }
-    needed = NEEDED_SAVING_RATIO.get(case.schedule_name, LEAST_SAVING_RATIO)
     schedule = schedule_of(case.schedule_name, NUM_RANKS, case.num_microbatches, case.extra_inflight)
+    usual_bound, bound = (most_saved_ratio(schedule, case.duration_scale, gpu_model=m) for m in (GPU_MODEL, gpu_model))
+    needed = NEEDED_SAVING_RATIO.get(case.schedule_name, LEAST_SAVING_RATIO) * bound / usual_bound
     row = {
         "schedule": case.name,
+        "gpu_model": gpu_model,
         **figures,
-        "needed_saving_ratio": needed,
-        "bound_ratio": round(most_saved_ratio(schedule, case.duration_scale), 4),
+        "needed_saving_ratio": round(needed, 4),
+        "bound_ratio": round(bound, 4),
         **is_as_planned,
         "load_average": [round(load_before, 1), round(os.getloadavg()[0], 1)],
     }

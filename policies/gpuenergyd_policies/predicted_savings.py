@@ -14,6 +14,7 @@ from statistics import NormalDist, fmean, stdev
 import numpy as np
 
 from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.measurement.sustained_clock import sustained_clocks, sustained_text
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction
 from gpuenergyd.core.pipeline.plan import (
     SAVING_HIGH,
@@ -63,7 +64,8 @@ def predicted_plan(view: JobView, planner: Planner) -> ClockPlan:
         return baseline_plan("predicted", reason=f"savings cannot be predicted: {error}")
     if (reason := contradiction(view, observed_graph(view), fitted.profile)) is not None:
         return baseline_plan("predicted", reason=f"savings cannot be predicted: {reason}")
-    basis = BASIS + fitted.past_jobs_text
+    at_limit = sustained_text(sustained_clocks(seen))
+    basis = BASIS + fitted.past_jobs_text + (at_limit and f"; {at_limit}")
     likely = replace(_planned(view, planner, fitted.profile), reason=basis)
     saving_ratio = _saving_ratio(likely)
     drawn = fitted.drawn(NUM_DRAWS, np.random.default_rng(0))

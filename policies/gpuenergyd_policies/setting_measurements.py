@@ -13,7 +13,7 @@ from gpuenergyd.core.measurement.robust import robust_sigma
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.setting_curves import Curves, LoopAtFullSpeed, MeasuredPoint, StandardErrors, possible_curves
-from gpuenergyd_policies.uniform_settings import Setting, setting_of
+from gpuenergyd_policies.uniform_settings import Setting, setting_of, sustained_ratio
 
 ITERATIONS_PER_SETTING = 2
 """Undisturbed iterations that a measurement of one setting needs."""
@@ -141,7 +141,7 @@ def curves_of(view: JobView, settings: tuple[Setting, ...], points: Mapping[Sett
     range_w = view.gpus[0].power_limit_range_w
     waits = [_waiting_s(seen) / seen.own_time_s for seen in view.observations if seen.is_regular and seen.is_timed]
     working_share = max(0.0, 1 - median(waits)) if waits else 1.0
-    loop = LoopAtFullSpeed(power_w, None if range_w is None else range_w[1], working_share)
+    loop = LoopAtFullSpeed(power_w, None if range_w is None else range_w[1], working_share, sustained_ratio(view))
     return possible_curves(settings, loop).given(points, full_speed=standard_errors(view, view.baseline.num_iterations))
 
 

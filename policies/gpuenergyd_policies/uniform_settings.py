@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import assert_never
 
+from gpuenergyd.core.measurement.sustained_clock import sustained_clocks
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
 from gpuenergyd.core.policy_api.policy import JobView, Lever
 
@@ -13,6 +14,7 @@ _LIMITED_BELOW_RATIO = 1.1
 """Power limits above the mean power at full speed by more than this change nothing: bursts last too short."""
 _LOWEST_CLOCK_RATIO = 0.4
 """Share of the highest clock below which time grows faster than power falls on every GPU measured so far."""
+_SUSTAINED_STEPS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ def settings_of(view: JobView, *, with_limits: bool = False) -> tuple[Setting, .
     found: list[Setting] = []
     if view.can_set_clocks and (clocks_mhz := common_clocks_mhz(view)):
         top_mhz = max(mhz for gpu in view.gpus for mhz in gpu.supported_sm_clocks_mhz)
-        slower_mhz = [mhz for mhz in clocks_mhz if _LOWEST_CLOCK_RATIO * top_mhz <= mhz < top_mhz]
+        reached_mhz = top_mhz * sustained_ratio(view)
+        slower_mhz = [mhz for mhz in clocks_mhz if _LOWEST_CLOCK_RATIO * top_mhz <= mhz < reached_mhz]
         if slower_mhz:
             found += [Setting(Lever.CLOCKS, mhz) for mhz in (top_mhz, *slower_mhz)]
     if with_limits or not view.can_set_clocks:
@@ -74,6 +77,20 @@ def settings_of(view: JobView, *, with_limits: bool = False) -> tuple[Setting, .
         if len(limits_w) > 1:
             found += [Setting(Lever.POWER_LIMITS, limit_w) for limit_w in limits_w]
     return tuple(found)
+
+
+def sustained_ratio(view: JobView) -> float:
+    """Return the clock at full speed as a share of the highest one: less than 1 where power limits hold all GPUs.
+
+    It is that of the fastest GPU, rounded up, so that a few more readings do not change it.
+    """
+    others = {plan.plan_id for plan in view.issued_plans if plan.purpose is not PlanPurpose.BASELINE}
+    sustained = sustained_clocks(own for own in view.observations if own.plan_id not in others)
+    if len(sustained) < len(view.gpus) or not all(own.holds_all_work for own in sustained.values()):
+        return 1.0
+    reached_mhz = max(own.sm_clock_mhz for own in sustained.values())
+    top_mhz = max(mhz for gpu in view.gpus for mhz in gpu.supported_sm_clocks_mhz)
+    return min(1.0, math.ceil(_SUSTAINED_STEPS * reached_mhz / top_mhz) / _SUSTAINED_STEPS)
 
 
 def setting_plan(view: JobView, setting: Setting, purpose: PlanPurpose, *, policy: str, reason: str) -> ClockPlan:

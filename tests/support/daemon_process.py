@@ -218,10 +218,15 @@ class Training:
 
 @contextmanager
 def running_daemon(
-    folder: Path, *, prologue: str = "", kind: WorldKind = WorldKind.UNKIND, **overrides: Any
+    folder: Path,
+    *,
+    prologue: str = "",
+    kind: WorldKind = WorldKind.UNKIND,
+    gpu_model: str = "a100-sxm",
+    **overrides: Any,
 ) -> Iterator[DaemonProcess]:
     """Run a daemon for the duration of a block."""
-    daemon = DaemonProcess(folder, overrides=overrides, prologue=prologue, kind=kind).start()
+    daemon = DaemonProcess(folder, overrides=overrides, prologue=prologue, kind=kind, model=gpu_model).start()
     try:
         yield daemon
     finally:

@@ -73,11 +73,11 @@ class GpuLoopWork:
 
     def time_s(self, sm_clock_mhz: int) -> float:
         """Return how long it takes at a clock."""
-        return self._time_s(self._real_mhz(sm_clock_mhz))
+        return self._time_s(self.actual_clock_mhz(sm_clock_mhz))
 
     def power_w(self, sm_clock_mhz: int) -> float:
         """Return what it draws at a clock."""
-        return self._power_w(self._real_mhz(sm_clock_mhz))
+        return self._power_w(self.actual_clock_mhz(sm_clock_mhz))
 
     @property
     def _unit_s(self) -> float:
@@ -85,7 +85,8 @@ class GpuLoopWork:
         p = self.exponent
         return self.time_at_top_s / float((self.memory_share**p + (1 - self.memory_share) ** p) ** (1 / p))
 
-    def _real_mhz(self, sm_clock_mhz: int) -> float:
+    def actual_clock_mhz(self, sm_clock_mhz: int) -> float:
+        """Return the clock under the power limit."""
         limit_w, low, high = self.gpu.default_power_limit_w, self.gpu.min_sm_clock_mhz, float(sm_clock_mhz)
         if self._power_w(high) <= limit_w:
             return high
@@ -111,10 +112,18 @@ MEMORY_SHARES = {"compute-bound": (0.0, 0.2), "mixed": (0.2, 0.6), "memory-bound
 _GPU_MODELS = ("a100-sxm", "v100-sxm2", "a40", "h100-sxm", "a100-pcie")
 
 
-def random_gpu_work(seed: int, kind: str) -> GpuLoopWork:
-    """Return the work of one job on one of five GPU models; how far parameters are off is assumed."""
+AT_LIMIT = "at the power limit"
+_ACTIVE_OF_LIMIT, _ACTIVE_AT_LIMIT = (0.55, 1.1), (1.3, 2.2)
+"""Power of active SMs at the highest clock as a share of the power limit; big matrix products on an H200 have 1.9."""
+
+
+def random_gpu_work(seed: int, kind: str, *, gpu_model: str = "") -> GpuLoopWork:
+    """Return the work of one job on one of five GPU models, or on one; how far parameters are off is assumed.
+
+    Jobs `AT_LIMIT` are compute-bound ones that their power limit holds far below the highest clock.
+    """
     rng = random.Random(f"{kind} {seed}")
-    model = device_parameters(_GPU_MODELS[seed % len(_GPU_MODELS)])
+    model = device_parameters(gpu_model or _GPU_MODELS[seed % len(_GPU_MODELS)])
     gpu = replace(
         model,
         knee_sm_clock_mhz=model.knee_sm_clock_mhz * rng.uniform(0.94, 1.06),
@@ -122,9 +131,9 @@ def random_gpu_work(seed: int, kind: str) -> GpuLoopWork:
         static_power_w=model.static_power_w * rng.uniform(0.7, 1.4),
         uncore_w_per_mhz=rng.uniform(0.0, 0.05) * model.default_power_limit_w / model.max_sm_clock_mhz,
     )
-    memory_share = rng.uniform(*MEMORY_SHARES[kind])
+    memory_share = rng.uniform(*MEMORY_SHARES["compute-bound" if kind == AT_LIMIT else kind])
     at_top = gpu.max_sm_clock_mhz * gpu.max_voltage_ratio**2
-    active_w = rng.uniform(0.55, 1.1) * gpu.default_power_limit_w
+    active_w = rng.uniform(*(_ACTIVE_AT_LIMIT if kind == AT_LIMIT else _ACTIVE_OF_LIMIT)) * gpu.default_power_limit_w
     traffic_w = rng.uniform(0.05, 0.2) * gpu.default_power_limit_w
     time_s, exponent = rng.uniform(0.2, 0.6), rng.choice((1.0, 2.0, 3.0))
     return GpuLoopWork(gpu, time_s, memory_share, exponent, active_w / at_top, traffic_w)
@@ -141,6 +150,7 @@ def loop_training(
     power_profiles: Mapping[int, tuple[float, float]] | None = None,
     num_dp_ranks: int = 1,
     rules: JobRules | None = None,
+    scatter_ratio: float = 0.002,
 ) -> VirtualTraining:
     """Return the training of one loop, with noise."""
     gpu = work.gpu if isinstance(work, GpuLoopWork) else device_parameters("a100-sxm")
@@ -150,7 +160,8 @@ def loop_training(
         works,
         policy,
         max_slowdown_ratio=max_slowdown_ratio,
-        noise_ratio=0.002,
+        noise_ratio=scatter_ratio,
+        capped_clock_noise_ratio=0.055,
         energy_noise_ratio=0.005,
         step_overhead_s=0.005,
         levers=levers,

@@ -228,12 +228,14 @@ class UnkindTraining(VirtualTraining):
         waiting_w = self.waiting_power_w(gpu.clock_mhz)
         if gpu.node is None:
             self._spend(r, waiting_w, gpu.at_s, until_s)
+            self._read_clock(r, None, gpu.clock_mhz, gpu.at_s, until_s)
         else:
             works_from_s = min(max(gpu.at_s, gpu.stalled_until_s), until_s)
             self._spend(r, waiting_w, gpu.at_s, works_from_s)
             instruction = self.graph.instructions[gpu.node]
             work = self.work[r, instruction.kind] if self.work_of is None else self.work_of(instruction)
             self._spend(r, work.power_w(gpu.clock_mhz), works_from_s, until_s)
+            self._read_clock(r, work, gpu.clock_mhz, gpu.at_s, until_s)
             gpu.left -= (until_s - works_from_s) / self._time_s(r, gpu.node)
         gpu.at_s = until_s
 

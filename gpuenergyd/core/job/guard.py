@@ -2,13 +2,15 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import median, median_low
+from statistics import fmean, median, median_low
+from types import MappingProxyType
 
 from gpuenergyd.core.measurement.observation import InstructionSample, IterationObservation
 from gpuenergyd.core.measurement.robust import MEDIAN_PER_MEAN_ERROR, robust_sigma
+from gpuenergyd.core.measurement.sustained_clock import moved_clocks
 from gpuenergyd.core.pipeline.graph import chunk_name
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import BaselineView
@@ -255,14 +257,17 @@ def what_changed(
 ) -> str | None:
     """Return the log message for the largest change between two sets of full-speed iterations; None without a change.
 
-    Compares the whole iteration and each kind of instruction on each rank; only significant changes are reported.
+    Compares the whole iteration and each kind of instruction on each rank; only significant changes are reported that a
+    power limit whose clock has moved does not explain.
     """
-    then_s, now_s = _times_s(before), _times_s(now)
+    moved = moved_clocks(before, now)
+    then_s, now_s, at_same_clock_s = _times_s(before), _times_s(now), _times_s(now, moved.ratios)
     changed = {}
     for what, times_s in then_s.items():
         if what in now_s:
-            ratio = median(now_s[what]) / median(times_s)
-            if abs(ratio - 1) > at_least_ratio and not _may_be_chance(times_s, now_s[what]):
+            ratio, of_cycles = (median(own[what]) / median(times_s) for own in (now_s, at_same_clock_s))
+            is_large = abs(ratio - 1) > at_least_ratio and abs(of_cycles - 1) > at_least_ratio + moved.error_ratio
+            if is_large and not _may_be_chance(times_s, now_s[what]):
                 changed[what] = ratio
     if not changed:
         return None
@@ -270,13 +275,17 @@ def what_changed(
     return f"{largest} takes {changed[largest]:.3f} times as long as before"
 
 
-def _times_s(observations: Sequence[IterationObservation]) -> dict[str, list[float]]:
+def _times_s(
+    observations: Sequence[IterationObservation], moved: Mapping[int, float] = MappingProxyType({})
+) -> dict[str, list[float]]:
+    """Return the times of each kind of instruction, and of iterations, as they were before clocks `moved`, by rank."""
     times_s: dict[str, list[float]] = defaultdict(list)
     for observation in observations:
-        times_s["an iteration"].append(observation.own_time_s)
+        of_all = fmean(moved.values()) if moved and len(moved) == len(observation.ranks) else 1.0
+        times_s["an iteration"].append(of_all * observation.own_time_s)
         for sample in observation.instruction_samples:
             if len(sample.shares) == 1 and not sample.kind.is_wait:
-                times_s[_name(sample)].append(sample.time_s)
+                times_s[_name(sample)].append(moved.get(sample.pp_rank, 1.0) * sample.time_s)
     return times_s
 
 

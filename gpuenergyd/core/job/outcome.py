@@ -8,6 +8,7 @@ from gpuenergyd.core.job.measurements.savings import MeasuredSaving
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.result_text import advice_text, cost_text, saving_with_interval, slowdown_text
 from gpuenergyd.core.job.time_account import TimeAccount
+from gpuenergyd.core.measurement.sustained_clock import sustained_clocks, sustained_text
 from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.count_text import count_text
@@ -88,11 +89,17 @@ def can_save(job: Job, *, is_member: bool = False) -> bool:
     return is_member or has_waits or job.target.max_slowdown_ratio > 0
 
 
+def power_limit_text(job: Job) -> str:
+    """Return what the job's GPUs sustain at their power limits at full speed; empty if none is at its limit."""
+    return sustained_text(sustained_clocks(job.knowledge.full_speed()))
+
+
 def find_outcome(
     job: Job, *, is_member: bool = False, is_observing: bool = False, waits_for: str | None = None
 ) -> Outcome:
     """Return the outcome of a job, up to now or at its end; `waits_for` says what delays the policy host."""
     outcome = _find_outcome(job, is_member=is_member, is_observing=is_observing, waits_for=waits_for)
+    outcome = replace(outcome, reason="; ".join(filter(None, (outcome.reason, power_limit_text(job)))))
     return outcome if is_observing else replace(outcome, advice=advice_text(job.advice))
 
 

@@ -199,6 +199,7 @@ def _rank_energy(
         counter_phase=phase,
         energy_range_j=None if energy is None else (energy.low_j, energy.high_j),
         is_energy_estimated=energy is not None and energy.is_estimated,
+        cap=history.cap_between(window.begin_ns, window.end_ns),
     )
 
 

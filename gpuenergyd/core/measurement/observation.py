@@ -75,6 +75,16 @@ class TimeAtClock:
 
 
 @dataclass(frozen=True, slots=True)
+class CapReadings:
+    """Readings of a GPU's SM clock, and of those the ones at which its power limit held the clock."""
+
+    num: int
+    num_capped: int
+    capped_sm_clock_mhz: float
+    """Mean clock of the latter; 0 without any."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankEnergy:
     """Energy of one rank's GPU in one iteration, from its energy counter; `energy_j` is None if not measured.
 
@@ -93,6 +103,8 @@ class RankEnergy:
     """Range that contains the true energy with 95 % probability; None if unknown."""
     is_energy_estimated: bool = False
     """Whether the iteration was shorter than the counter's reading interval, so that its energy was apportioned."""
+    cap: CapReadings | None = None
+    """Readings of the clock in this time; None without any."""
 
 
 @dataclass(frozen=True)

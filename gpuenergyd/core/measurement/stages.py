@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gpuenergyd.core.measurement.observation import CapReadings
 from gpuenergyd.core.measurement.telemetry import (
     ClockIntervals,
     ClockRecord,
@@ -85,6 +86,12 @@ class StageClocks:
     def num_calls_between(self, begin_ns: int, end_ns: int) -> int:
         """Return how many changes of the stage's clock began: the maximum number of driver calls on any of its GPUs."""
         return max(gpu.num_calls_between(begin_ns, end_ns) for gpu in self.gpus)
+
+    def cap_between(self, begin_ns: int, end_ns: int) -> CapReadings | None:
+        """Return the readings of the slowest GPU that its power limit holds; without one, those of the first GPU."""
+        known = [own for gpu in self.gpus if (own := gpu.cap_between(begin_ns, end_ns)) is not None]
+        capped = [own for own in known if own.num_capped]
+        return min(capped, key=lambda own: own.capped_sm_clock_mhz) if capped else next(iter(known), None)
 
 
 @dataclass(frozen=True, slots=True)

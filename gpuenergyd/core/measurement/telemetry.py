@@ -8,8 +8,10 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import fmean
 from typing import Protocol
 
+from gpuenergyd.core.measurement.observation import CapReadings
 from gpuenergyd.core.measurement.power_shape import Gap, GapShape, PowerReadings, error_range
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
 from gpuenergyd.core.pipeline.reorder import RankMemory
@@ -39,6 +41,10 @@ class ClockRecord(Protocol):
 
     def num_calls_between(self, begin_ns: int, end_ns: int) -> int:
         """Return how many driver calls began in an interval, its start included."""
+        ...
+
+    def cap_between(self, begin_ns: int, end_ns: int) -> CapReadings | None:
+        """Return the readings of the clock in an interval; None without any."""
         ...
 
 
@@ -71,12 +77,18 @@ class EnergyRecord(Protocol):
 
 @dataclass(slots=True)
 class ClockHistory:
-    """Effective clock of one GPU over time, as a step function, and the driver calls that set it."""
+    """Effective clock of one GPU over time, as a step function, driver calls that set it, and readings of the clock.
+
+    A GPU at its power limit runs below the effective clock, at one that it changes every few milliseconds.
+    """
 
     initial_sm_clock_mhz: int
     _at_ns: list[int] = field(default_factory=list)
     _clocks_mhz: list[int] = field(default_factory=list)
     _calls_ns: list[int] = field(default_factory=list)
+    _read_ns: list[int] = field(default_factory=list)
+    _read: list[tuple[int, bool]] = field(default_factory=list)
+    """Clock in MHz as read, and whether the power limit held it."""
 
     def record(self, effective_mono_ns: int, sm_clock_mhz: int) -> None:
         """Record a clock and the instant at which it took effect; records may arrive out of order."""
@@ -87,6 +99,17 @@ class ClockHistory:
     def record_call(self, called_mono_ns: int) -> None:
         """Record the start of a driver call that sets the clock; records may arrive out of order."""
         insort(self._calls_ns, called_mono_ns)
+
+    def record_reading(self, read_mono_ns: int, sm_clock_mhz: int, *, is_power_capped: bool) -> None:
+        """Record the clock that the driver reports; readings arrive in order."""
+        self._read_ns.append(read_mono_ns)
+        self._read.append((sm_clock_mhz, is_power_capped))
+
+    def cap_between(self, begin_ns: int, end_ns: int) -> CapReadings | None:
+        """Return the readings of the clock in an interval; None without any."""
+        read = self._read[bisect_left(self._read_ns, begin_ns) : bisect_left(self._read_ns, end_ns)]
+        capped_mhz = [mhz for mhz, is_power_capped in read if is_power_capped]
+        return CapReadings(len(read), len(capped_mhz), fmean(capped_mhz or [0.0])) if read else None
 
     def num_calls_between(self, begin_ns: int, end_ns: int) -> int:
         """Return how many driver calls began in an interval, its start included."""
@@ -114,6 +137,8 @@ class ClockHistory:
     def forget_before(self, mono_ns: int) -> None:
         """Drop records older than an instant, except the clock effective at that instant."""
         del self._calls_ns[: bisect_left(self._calls_ns, mono_ns)]
+        num_old = bisect_left(self._read_ns, mono_ns)
+        del self._read_ns[:num_old], self._read[:num_old]
         keep_from = bisect_right(self._at_ns, mono_ns)
         if keep_from > 1:
             self.initial_sm_clock_mhz = self._clocks_mhz[keep_from - 2]

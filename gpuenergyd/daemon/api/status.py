@@ -10,7 +10,7 @@ from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.measurements.savings import Interval, SavingEstimate, saved_power_w, sum_of_significant
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.operator_orders import OptionSource
-from gpuenergyd.core.job.outcome import expectation
+from gpuenergyd.core.job.outcome import expectation, power_limit_text
 from gpuenergyd.core.job.time_account import TimeAccount
 from gpuenergyd.core.measurement.switch_calibration import SwitchCalibration
 from gpuenergyd.core.pipeline.plan import PlanPurpose
@@ -254,7 +254,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "num_faults": job.faults.num_faults,
         "policy": job.description.policy,
         "policy_source": _option_source(job, registration, "policy"),
-        "expectation": expectation(job, is_member=runner.is_member),
+        "expectation": "; ".join(filter(None, (expectation(job, is_member=runner.is_member), power_limit_text(job)))),
         "outcome": outcome.kind,
         "outcome_reason": outcome.reason,
         "advice": plain(job.advice),

@@ -127,6 +127,9 @@ class Gpu:
             self.counter.record(sample.energy_edge_mono_ns, sample.total_energy_j)
         if sample.power_w is not None:
             self.counter.record_power(sample.read_mono_ns, sample.power_w)
+        if sample.sm_clock_mhz is not None and sample.is_power_capped is not None:
+            is_power_capped = sample.is_power_capped
+            self.clocks.record_reading(sample.read_mono_ns, sample.sm_clock_mhz, is_power_capped=is_power_capped)
         horizon_ns = sample.read_mono_ns - _KEPT_S * _NS_PER_S
         if horizon_ns > self._forgotten_until_ns + 10 * _NS_PER_S:
             self._forgotten_until_ns = horizon_ns

@@ -10,9 +10,10 @@ from gpuenergyd.core.measurement.switch_calibration import SwitchCalibration
 from gpuenergyd.core.measurement.telemetry import ClockHistory, EnergyCounter
 from gpuenergyd.core.pipeline.graph import InstructionKind, Schedule
 from gpuenergyd.core.pipeline.switching import ObservedSwitch, constant_latency
-from gpuenergyd_sim.virtual_training.work import CLOCKS_MHZ, Work, a100_waiting_power_w
+from gpuenergyd_sim.virtual_training.work import CLOCKS_MHZ, CappedWork, Work, a100_waiting_power_w
 
 _LOOK_EVERY_S = 0.001
+_READ_EVERY_S = 0.1
 _COUNTERS_BEGIN_AT_J = 1000.0
 
 
@@ -50,6 +51,8 @@ class VirtualGpus(ABC):
     """Clock that a rank's GPU does not exceed in an iteration, whatever is requested, e.g. because it is hot."""
     power_limit_range_w: tuple[float, float] | None = None
     """Range of each GPU's limit, which lowers the clock until no kind of instruction of the rank draws more power."""
+    capped_clock_noise_ratio: float = 0.0
+    """Scatter of the clock of a GPU at its power limit, as it is read."""
     power_profiles: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     """For each workload power profile that the GPUs offer, its factors on the time and power of work."""
 
@@ -152,6 +155,7 @@ class VirtualGpus(ABC):
             clock = self._clock_at(r, at_s)
             next_s = min(until_s, self._next_change_s(r))
             self._spend(r, self.waiting_power_w(clock), at_s, next_s)
+            self._read_clock(r, None, clock, at_s, next_s)
             at_s = next_s
         self._free_s[r] = max(self._free_s[r], until_s)
 
@@ -164,6 +168,16 @@ class VirtualGpus(ABC):
                 self.counters[r].record(self._ns(at_s), self._shown_j(r, self.total_j[r] + power_w * (at_s - from_s)))
                 edge += 1
         self.total_j[r] += power_w * (until_s - from_s)
+
+    def _read_clock(self, r: int, work: Work | None, clock: int, from_s: float, until_s: float) -> None:
+        """Read the clock at each instant of the daemon's grid that is passed, at work that a power limit may hold."""
+        for tick in range(math.ceil(from_s / _READ_EVERY_S), math.ceil(until_s / _READ_EVERY_S)):
+            actual_mhz = work.actual_clock_mhz(clock) if isinstance(work, CappedWork) else clock
+            is_power_capped = actual_mhz < clock
+            if is_power_capped and self.capped_clock_noise_ratio:
+                actual_mhz = min(clock, actual_mhz * (1 + self.random.gauss(0, self.capped_clock_noise_ratio)))
+            read_ns = self._ns(tick * _READ_EVERY_S)
+            self.clocks[r].record_reading(read_ns, round(actual_mhz), is_power_capped=is_power_capped)
 
     def _shown_j(self, r: int, total_j: float) -> float:
         """Return the counter's value; its error is a random walk, so errors of separate windows are independent."""

@@ -328,6 +328,7 @@ class VirtualTraining(VirtualGpus):
                 time_s *= self.slow_factor_when_tuned
             until_s = min(at_s + left * time_s, self._next_change_s(r))
             self._spend(r, work.power_w(clock) * lower, at_s, until_s)
+            self._read_clock(r, work, clock, at_s, until_s)
             left -= (until_s - at_s) / time_s
             at_s = until_s
             if left <= 1e-9:

@@ -2,11 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
-from gpuenergyd_sim.driver.device_model import InstructionWork, instruction_time_s, working_power_w
+from gpuenergyd_sim.driver.device_model import (
+    InstructionWork,
+    capped_sm_clock_mhz,
+    instruction_time_s,
+    working_power_w,
+)
 from gpuenergyd_sim.driver.device_parameters import DeviceParameters
 
 CLOCKS_MHZ = tuple(range(1410, 209, -15))
@@ -21,6 +26,15 @@ class Work(Protocol):
 
     def power_w(self, sm_clock_mhz: int) -> float:
         """Return what it draws at a clock."""
+        ...
+
+
+@runtime_checkable
+class CappedWork(Work, Protocol):
+    """Work whose clock the power limit of its GPU may hold below the one that is set."""
+
+    def actual_clock_mhz(self, sm_clock_mhz: int) -> float:
+        """Return the clock that the GPU runs at."""
         ...
 
 
@@ -67,18 +81,22 @@ def a100_stages(weights: Sequence[float], *, scale: float = 1.0) -> dict[tuple[i
 
 @dataclass(frozen=True, slots=True)
 class ModelWork:
-    """An instruction on a model of simulated GPUs, warm and without a power cap."""
+    """An instruction on a model of simulated GPUs, warm and under its default power limit."""
 
     model: DeviceParameters
     work: InstructionWork
 
+    def actual_clock_mhz(self, sm_clock_mhz: int) -> float:
+        """Return the clock that the GPU runs at."""
+        return capped_sm_clock_mhz(self.model, self.work, sm_clock_mhz, self.model.default_power_limit_w)
+
     def time_s(self, sm_clock_mhz: int) -> float:
         """Return how long it takes at a clock."""
-        return instruction_time_s(self.model, self.work, sm_clock_mhz)
+        return instruction_time_s(self.model, self.work, self.actual_clock_mhz(sm_clock_mhz))
 
     def power_w(self, sm_clock_mhz: int) -> float:
         """Return what it draws at a clock."""
-        return working_power_w(self.model, self.work, sm_clock_mhz)
+        return working_power_w(self.model, self.work, self.actual_clock_mhz(sm_clock_mhz))
 
 
 def exact_profile(

@@ -12,6 +12,7 @@ from functools import cache, partial
 import numpy as np
 
 from gpuenergyd.core.pipeline.plan import (
+    ClockChange,
     ClockPlan,
     PlanPrediction,
     PlanPurpose,
@@ -62,7 +63,18 @@ def tuned_plan(job: FittedJob, *, caution_ratio: float | None, number: int, why:
         view, model, caution_ratio=caution_ratio, number=number, why=why, slower=slower, more_ratio=more_ratio
     )
     plan = replace(plan, learned=fitted.learned, reason=why + fitted.past_jobs_text)
-    return plan if tried is None else tried.best(plan)
+    return plan if tried is None else _predicted_anew(model, tried.best(plan), plan)
+
+
+def _predicted_anew(model: PipelineModel, best: ClockPlan, plan: ClockPlan) -> ClockPlan:
+    """Return the best plan; one that ran before the new `plan` with the energy that the present model predicts."""
+    if best.ranks == plan.ranks or best.predicted is None or plan.predicted is None:
+        return best
+    changes = tuple(best.changes_of(r) for r in range(model.graph.num_ranks))
+    baseline_j = plan.predicted.baseline_energy_j
+    return replace(
+        best, predicted=replace(best.predicted, energy_j=_energy_j(model, changes), baseline_energy_j=baseline_j)
+    )
 
 
 def refusal_in_force(view: JobView) -> ClockPlan | None:
@@ -152,7 +164,7 @@ def plan_from_model(
         ),
         predicted=PlanPrediction(
             iteration_time_s=chosen.simulated.iteration_time_s + chosen.late_s + model.bias_s,
-            energy_j=_energy_j(model, chosen),
+            energy_j=_energy_j(model, chosen.changes),
             lower_bound_j=lower_bound_j(least_w) + least_w * model.graph.num_ranks * model.bias_s,
             baseline_time_s=view.baseline.iteration_time_s,
             baseline_energy_j=model.baseline_energy_j,
@@ -182,12 +194,11 @@ def _swing_figures(model: PipelineModel, chosen: Candidate) -> tuple[tuple[str, 
     )
 
 
-def _energy_j(model: PipelineModel, chosen: Candidate) -> float:
+def _energy_j(model: PipelineModel, changes: Sequence[Sequence[ClockChange]]) -> float:
     """Return the energy of an iteration whose waits draw what the clocks in force make them draw."""
-    if model.waiting_power is None:
-        return chosen.simulated.energy_j + model.bias_energy_j
-    profile = with_waiting_power(model.profile, model.waiting_power)
-    simulated = simulate_switching(model.graph, profile, chosen.changes, latency=model.latencies)
+    power = model.waiting_power
+    profile = model.profile if power is None else with_waiting_power(model.profile, power)
+    simulated = simulate_switching(model.graph, profile, changes, latency=model.latencies)
     return simulated.energy_j + model.bias_energy_j
 
 

@@ -1,10 +1,12 @@
 """Fits time and power over the clock for one job, from the prior of its GPU model and from all its iterations.
 
 The clock at which a GPU really runs is not reported per instruction, so whether a power cap limits full speed shows
-only in times at lower clocks: of several bends per kind of instruction the most probable one is taken. Before any plan
-has run, full speed counts as the maximum clock, which overestimates times and is on the safe side.
+in times at lower clocks: of several bends per kind of instruction the most probable one is taken. Before any plan has
+run, full speed counts as the maximum clock, which overestimates times and is on the safe side. Of a GPU that was seen
+at its power limit, bends around the clock that it sustains are tried; clocks above these are one setting, the maximum.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +15,7 @@ from statistics import fmean, median, median_low
 import numpy as np
 
 from gpuenergyd.core.measurement.observation import IterationObservation
+from gpuenergyd.core.measurement.sustained_clock import SustainedClock, sustained_clocks
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.learned_curves import LearnedCurves
 from gpuenergyd.core.pipeline.plan import PlanPurpose
@@ -48,6 +51,10 @@ BEND_RATIOS = (1.0, 0.96, 0.92, 0.88, 0.84, 0.80)
 """Full-speed clocks tried, as shares of the maximum clock."""
 _BEND_SIGMA = 0.12
 """Of the log of that share: measured ones are 0.84 to 1."""
+_SUSTAINED_RATIOS = (1.06, 1.03, 1.0, 0.97, 0.94)
+"""Full-speed clocks tried where a GPU is at its power limit, as shares of the clock that it sustains on average: kinds
+of instructions differ in power."""
+_SUSTAINED_SIGMA = 0.03
 _WAITING_SIGMA_RATIO = 0.1
 _ASSUMED_WAITING_SIGMA_RATIO = 0.3
 _WAITING_EXPONENT, _WAITING_EXPONENT_SIGMA = 0.5, 0.5
@@ -143,12 +150,16 @@ def _classes_at_full_speed(
     missing = sorted(set(range(len(gpus))) - {key.pp_rank for key in times_s})
     if missing:
         raise NotEnoughDataError(f"ranks {missing} have no timed instructions")
-    found = []
+    found, sustained = [], sustained_clocks(observations)
     for key, own_s in sorted(times_s.items()):
-        clocks, reached_mhz = gpus[key.pp_rank].supported_sm_clocks_mhz, median_low(clocks_mhz[key])
+        clocks, reached_mhz = gpus[key.pp_rank].supported_sm_clocks_mhz, float(median_low(clocks_mhz[key]))
+        own, most_mhz = sustained.get(key.pp_rank), reached_mhz
+        if own is not None and own.holds_all_work:
+            most_mhz = min(reached_mhz, max(_sustained_by_kind_mhz(own)))
+            reached_mhz = min(reached_mhz, own.sm_clock_mhz)
         # Clocks that the GPU does not reach are one setting: the maximum, so that it is faster as soon as it can be.
-        usable = tuple(c for c in clocks if c >= LOWEST_RATIO * clocks[0] and (c < reached_mhz or c == clocks[0]))
-        found.append(ClassAtFullSpeed(key, usable, median(own_s), float(reached_mhz)))
+        usable = tuple(c for c in clocks if c >= LOWEST_RATIO * clocks[0] and (c < most_mhz or c == clocks[0]))
+        found.append(ClassAtFullSpeed(key, usable, median(own_s), reached_mhz, own))
     return found
 
 
@@ -159,17 +170,44 @@ def _with_bends(
     if not _has_lower_clocks(times, classes):
         return classes
     rows = time_rows(classes, times, has_calls=True)
-    chosen: dict[tuple[InstructionKind, int], float] = {(c.key.kind, c.key.chunk_index): 1.0 for c in classes}
+    chosen: dict[tuple[InstructionKind, int], int] = {(c.key.kind, c.key.chunk_index): 0 for c in classes}
     for kind in chosen:
-        scores = {ratio: _score(_bent(classes, {**chosen, kind: ratio}), rows, of_time) for ratio in BEND_RATIOS}
-        penalties = {ratio: 0.5 * (float(np.log(ratio)) / _BEND_SIGMA) ** 2 for ratio in BEND_RATIOS}
-        chosen[kind] = max(BEND_RATIOS, key=lambda ratio: scores[ratio] - penalties[ratio])
+        of_kind = [own for own in classes if (own.key.kind, own.key.chunk_index) == kind]
+        scores = [
+            _score(_bent(classes, {**chosen, kind: k}), rows, of_time) - max(_penalty(own, k) for own in of_kind)
+            for k in range(len(BEND_RATIOS))
+        ]
+        chosen[kind] = int(np.argmax(scores))
     return _bent(classes, chosen)
 
 
 def _with_every_bend(classes: Sequence[ClassAtFullSpeed]) -> list[list[ClassAtFullSpeed]]:
     kinds = {(own.key.kind, own.key.chunk_index) for own in classes}
-    return [_bent(classes, dict.fromkeys(kinds, ratio)) for ratio in BEND_RATIOS]
+    return [_bent(classes, dict.fromkeys(kinds, k)) for k in range(len(BEND_RATIOS))]
+
+
+def _bends_mhz(own: ClassAtFullSpeed) -> list[float]:
+    """Return the full-speed clocks to try, that without a power cap first."""
+    max_mhz = float(own.clocks_mhz[0])
+    if own.sustained is None:
+        return [ratio * max_mhz for ratio in BEND_RATIOS]
+    return [max_mhz, *(min(max_mhz, mhz) for mhz in _sustained_by_kind_mhz(own.sustained))]
+
+
+def _sustained_by_kind_mhz(sustained: SustainedClock) -> list[float]:
+    """Return the clocks that a kind of instructions may sustain: that of the GPU itself if it runs only one kind."""
+    return [(ratio if sustained.num_kinds > 1 else 1.0) * sustained.sm_clock_mhz for ratio in _SUSTAINED_RATIOS]
+
+
+def _penalty(own: ClassAtFullSpeed, bend: int) -> float:
+    """Return how improbable a full-speed clock is before any time at lower clocks, as a negative log probability."""
+    if own.sustained is None:
+        off = float(np.log(BEND_RATIOS[bend])) / _BEND_SIGMA
+    elif bend:
+        off = float(np.log(_SUSTAINED_RATIOS[bend - 1])) / _SUSTAINED_SIGMA
+    else:
+        off = math.inf if own.sustained.holds_all_work else 0.0
+    return 0.5 * off**2
 
 
 def _has_lower_clocks(times: Sequence[TimeSeen], classes: Sequence[ClassAtFullSpeed]) -> bool:
@@ -177,13 +215,17 @@ def _has_lower_clocks(times: Sequence[TimeSeen], classes: Sequence[ClassAtFullSp
 
 
 def _bent(
-    classes: Sequence[ClassAtFullSpeed], ratio_of: Mapping[tuple[InstructionKind, int], float]
+    classes: Sequence[ClassAtFullSpeed], bend_of: Mapping[tuple[InstructionKind, int], int]
 ) -> list[ClassAtFullSpeed]:
-    return [
-        replace(own, full_speed_mhz=min(own.full_speed_mhz, own.clocks_mhz[0] * ratio))
-        for own in classes
-        for ratio in [ratio_of[own.key.kind, own.key.chunk_index]]
-    ]
+    bent = []
+    for own in classes:
+        bend_mhz = _bends_mhz(own)[bend_of[own.key.kind, own.key.chunk_index]]
+        if own.sustained is None:
+            bent.append(replace(own, full_speed_mhz=min(own.full_speed_mhz, bend_mhz)))
+        else:
+            clocks_mhz = own.clocks_mhz[:1] + tuple(clock for clock in own.clocks_mhz[1:] if clock < bend_mhz)
+            bent.append(replace(own, clocks_mhz=clocks_mhz, full_speed_mhz=bend_mhz))
+    return bent
 
 
 def _score(classes: Sequence[ClassAtFullSpeed], rows: TimeRows, of_time: CurveModel) -> float:

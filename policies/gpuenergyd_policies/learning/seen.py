@@ -12,10 +12,11 @@ from enum import Enum
 
 import numpy as np
 
+from gpuenergyd.core.measurement.sustained_clock import SustainedClock
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd_policies.learning.curves import CurveModel, Evidence
 from gpuenergyd_policies.learning.deviations import Points
-from gpuenergyd_policies.learning.shape import FloatArray
+from gpuenergyd_policies.learning.shape import BEND_WIDTH, FloatArray
 from gpuenergyd_policies.learning.waits import WaitingPhase
 
 _ROUNDS = 3
@@ -41,6 +42,15 @@ class ClassAtFullSpeed:
     """Clocks that plans may use, the maximum first."""
     time_s: float
     full_speed_mhz: float
+    sustained: SustainedClock | None = None
+    """What its GPU sustains at its power limit; None for one that was not seen at it."""
+
+    @property
+    def top_mhz(self) -> float:
+        """The highest clock that differs from lower ones: just above the bend where the power limit holds all work."""
+        if self.sustained is None or not self.sustained.holds_all_work:
+            return float(self.clocks_mhz[0])
+        return min(float(self.clocks_mhz[0]), self.full_speed_mhz * math.exp(BEND_WIDTH))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +151,8 @@ def points_of(classes: Sequence[ClassAtFullSpeed], entries: Sequence[tuple[int, 
     stage = np.array([own.key.pp_rank for own in classes], dtype=np.int64)
     kind = np.array([kinds.index((own.key.kind, own.key.chunk_index)) for own in classes], dtype=np.int64)
     full_speed = np.array([own.full_speed_mhz for own in classes], dtype=np.float64)
-    top = np.array([own.clocks_mhz[0] for own in classes], dtype=np.float64)
-    clocks = np.array([clock for _, clock in entries], dtype=np.float64)
+    top = np.array([own.top_mhz for own in classes], dtype=np.float64)
+    clocks = np.minimum([clock for _, clock in entries], top[of_class])
     separate = np.array([own.key.kind in _SEPARATE_KINDS for own in classes], dtype=np.float64)
     return Points(stage[of_class], kind[of_class], clocks, full_speed[of_class], top[of_class], separate[of_class])
 

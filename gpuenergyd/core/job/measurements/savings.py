@@ -2,7 +2,8 @@
 
 Both come from iterations of the job itself: at full speed (before the first plan, in proof blocks, after a fall-back)
 and under a tuned plan. Because a job drifts, the baseline time comes from the newest full-speed block alone if that
-differs significantly from the older ones. The saving comes from brackets, see `brackets`.
+differs significantly from the older ones, unless moved clocks at power limits explain it. The saving comes from
+brackets, see `brackets`.
 """
 
 import math
@@ -15,6 +16,7 @@ from gpuenergyd.core.job.measurements.brackets import LEAST_BRACKETS, Bracket, L
 from gpuenergyd.core.job.measurements.sensor_error import hidden_energy_error_ratio
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.robust import robust_sigma
+from gpuenergyd.core.measurement.sustained_clock import moved_clocks
 from gpuenergyd.core.policy_api.policy import BaselineView
 
 
@@ -29,6 +31,8 @@ class Point(NamedTuple):
 
 CONFIDENCE = 0.95
 _DIFFERS_AT_SIGMA = 2.5
+_SAME_CYCLES_RATIO = 0.02
+"""Change of the clock cycles of an iteration below which it is the same work, see `JobRules.job_changed_ratio`."""
 
 
 def baseline_view(full_speed: Sequence[IterationObservation]) -> BaselineView:
@@ -36,7 +40,7 @@ def baseline_view(full_speed: Sequence[IterationObservation]) -> BaselineView:
     blocks = _blocks(full_speed)
     newest, older = blocks[-1], [o for block in blocks[:-1] for o in block]
     times_s = [o.own_time_s for o in newest]
-    if older and not _differ(times_s, [o.own_time_s for o in older]):
+    if older and (not _differ(times_s, [o.own_time_s for o in older]) or _is_moved_by_limits(older, newest)):
         times_s += [o.own_time_s for o in older]
     measured = [(energy_j, o.is_at_straggler_pace) for o in full_speed if (energy_j := o.energy_j) is not None]
     energies_j = [energy_j for energy_j, is_at_straggler_pace in measured if not is_at_straggler_pace] or [
@@ -192,6 +196,15 @@ def _blocks(observations: Sequence[IterationObservation]) -> list[list[Iteration
         else:
             blocks.append([observation])
     return blocks
+
+
+def _is_moved_by_limits(older: Sequence[IterationObservation], newest: Sequence[IterationObservation]) -> bool:
+    """Return whether all GPUs are at their power limits, and their clocks explain another iteration time."""
+    moved = moved_clocks(older, newest)
+    if not moved.ratios or len(moved.ratios) < len(newest[0].ranks):
+        return False
+    cycles_ratio = moved.of_all_ratio * median(o.own_time_s for o in newest) / median(o.own_time_s for o in older)
+    return abs(cycles_ratio - 1) <= _SAME_CYCLES_RATIO + moved.error_ratio
 
 
 def _differ(a: Sequence[float], b: Sequence[float]) -> bool:

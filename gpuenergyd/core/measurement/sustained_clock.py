@@ -1,0 +1,116 @@
+"""The clock that a GPU at its power limit sustains: its full speed, whatever the highest supported clock is.
+
+A GPU at its limit chooses its clock, and moves it every few milliseconds; a lock above it changes nothing.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+
+from gpuenergyd.core.measurement.observation import CapReadings, IterationObservation
+from gpuenergyd.core.pipeline.graph import InstructionKind
+from gpuenergyd.count_text import count_text
+
+_LEAST_READINGS = 4
+_LEAST_RATIO = 0.1
+"""Share of the readings below which the limit is met by chance, as in the first second of a job."""
+_ALL_WORK_RATIO = 0.8
+_MOST_MOVED_RATIO = 0.06
+"""Change of a sustained clock beyond which it is no longer the same limit, moved by temperature and chance."""
+_SCATTER_RATIO = 0.055
+"""Of readings of the clock at the limit: measured on one H200."""
+
+
+@dataclass(frozen=True, slots=True)
+class SustainedClock:
+    """What the iterations at full speed show of a GPU that its power limit holds."""
+
+    sm_clock_mhz: float
+    """Mean clock while the limit holds it."""
+    capped_ratio: float
+    """Share of the time at the limit."""
+    busy_ratio: float
+    """Share of the time in instructions that compute."""
+    num_kinds: int
+    """Kinds of these, which may differ in power."""
+    num_capped: int
+    """Readings at the limit."""
+
+    @property
+    def holds_all_work(self) -> bool:
+        """Whether the limit holds the clock of all that the GPU computes, not only of some kinds of instructions."""
+        return self.capped_ratio >= _ALL_WORK_RATIO * self.busy_ratio
+
+    def __str__(self) -> str:
+        return f"at its power limit {100 * self.capped_ratio:.0f} % of the time; sustains {self.sm_clock_mhz:,.0f} MHz"
+
+
+def sustained_text(sustained: Mapping[int, SustainedClock]) -> str:
+    """Return what a job's GPUs sustain at their power limits; empty if none is at its limit."""
+    if not sustained:
+        return ""
+    fastest = max(sustained.values(), key=lambda own: own.sm_clock_mhz)
+    slowest = min(sustained.values(), key=lambda own: own.sm_clock_mhz)
+    if fastest == slowest:
+        return str(fastest)
+    times = sorted(100 * own.capped_ratio for own in sustained.values())
+    return (
+        f"{count_text(len(sustained), 'stage')} at the power limit {times[0]:.0f} to {times[-1]:.0f} % of the time;"
+        f" they sustain {slowest.sm_clock_mhz:,.0f} to {fastest.sm_clock_mhz:,.0f} MHz"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MovedClocks:
+    """How the clocks that power limits hold have moved between two sets of iterations at full speed, by rank.
+
+    A GPU at its limit becomes faster and slower with its temperature, which is no change of the job: as many clock
+    cycles take another time.
+    """
+
+    ratios: Mapping[int, float]
+    """Later clock over earlier one, of the ranks whose clock has hardly moved; others count as changed."""
+    error_ratio: float
+    """Two standard errors of a ratio."""
+
+    @property
+    def of_all_ratio(self) -> float:
+        """Mean over the ranks."""
+        return fmean(self.ratios.values()) if self.ratios else 1.0
+
+
+def moved_clocks(before: Iterable[IterationObservation], now: Iterable[IterationObservation]) -> MovedClocks:
+    """Return how clocks have moved between iterations at full speed."""
+    then, later = sustained_clocks(before), sustained_clocks(now)
+    ratios = {rank: later[rank].sm_clock_mhz / own.sm_clock_mhz for rank, own in then.items() if rank in later}
+    ratios = {rank: ratio for rank, ratio in ratios.items() if abs(ratio - 1) <= _MOST_MOVED_RATIO}
+    errors = [math.sqrt(1 / then[rank].num_capped + 1 / later[rank].num_capped) for rank in ratios]
+    return MovedClocks(ratios, 2 * _SCATTER_RATIO * max(errors, default=0.0))
+
+
+def sustained_clocks(full_speed: Iterable[IterationObservation]) -> dict[int, SustainedClock]:
+    """Return the sustained clock of each rank whose GPU was at its power limit in iterations at full speed."""
+    readings: dict[int, list[CapReadings]] = defaultdict(list)
+    busy_s: dict[int, float] = defaultdict(float)
+    timed_s: dict[int, float] = defaultdict(float)
+    kinds: dict[int, set[tuple[InstructionKind, int]]] = defaultdict(set)
+    for rank in (own for observation in full_speed if observation.is_regular for own in observation.ranks):
+        if rank.cap is not None:
+            readings[rank.pp_rank].append(rank.cap)
+        if rank.time_at:
+            computing = [(own.kind, own) for own in rank.time_at if own.kind is not None and not own.kind.is_wait]
+            kinds[rank.pp_rank] |= {(kind, own.chunk_index) for kind, own in computing}
+            busy_s[rank.pp_rank] += sum(own.time_s for _, own in computing)
+            timed_s[rank.pp_rank] += rank.window_s
+    found = {}
+    for pp_rank, own in readings.items():
+        num, num_capped = sum(one.num for one in own), sum(one.num_capped for one in own)
+        if num_capped >= max(_LEAST_READINGS, _LEAST_RATIO * num):
+            clock_mhz = sum(one.num_capped * one.capped_sm_clock_mhz for one in own) / num_capped
+            busy_ratio = busy_s[pp_rank] / timed_s[pp_rank] if timed_s[pp_rank] else 1.0
+            found[pp_rank] = SustainedClock(
+                clock_mhz, num_capped / num, busy_ratio, max(1, len(kinds[pp_rank])), num_capped
+            )
+    return found
