@@ -133,8 +133,8 @@ STATUS = {
     "files": "carbon_path history_path journal_path world_path",
     "store": "num_records_waiting num_rows_dropped num_rows_written path",
     "gpus": (
-        "administrator_lease calibration_lease clock_age_s energy_scope gpu_uuid index is_simulated job_id model_name power_w"
-        " reading_age_s refused_readings requested_sm_clock_mhz sm_clock_mhz state switching"
+        "administrator_lease calibration_lease clock_age_s energy_scope gpu_uuid index is_simulated job_id model_name"
+        " power_w reading_age_s refused_readings requested_sm_clock_mhz sm_clock_mhz state switching"
         " temperature_celsius total_energy_j"
         " zeusd_client_lease"
         " application_memory_clock_mhz is_power_smoothing_on max_memory_clock_mhz memory_clock_mhz power_floor_w"
