@@ -1,8 +1,7 @@
 """The fetcher process: fetches carbon intensities from the network and writes them to one file; nothing else.
 
 It queries a provider as often as the provider has new values, waits longer after failures, and keeps values for
-65 weeks. At the first start it also fetches past values, if the provider has them. The daemon reads the file, and works
-without it.
+65 weeks. At the first start it also fetches past values, if there are any. The daemon works without the file, too.
 """
 
 import json

@@ -190,8 +190,7 @@ def slowdown_ratio(
     """Return the slowdown of a job, or the part due to iterations of one purpose; None without iterations.
 
     It is the value of the job's slowdown account (`charged_time_s`), recomputed from stored iterations. Disturbed
-    iterations are charged at most the time permitted when they started; iterations in a block are charged its mean
-    time.
+    iterations are charged at most the time permitted when they started; iterations in a block are charged its mean.
     """
     num_iterations = sum(row.num_iterations for row in iterations)
     full_s = job.baseline_time_s

@@ -98,7 +98,7 @@ def tiles(report: JobReport) -> list[Tile]:
 
 
 def is_of_modules(job: JobSummary) -> bool:
-    """Return whether the job's energy is that of superchip modules, which must not be called its GPUs'."""
+    """Return whether the energy of a job includes whole superchip modules, so that it is not that of GPUs alone."""
     return job.energy_scope == EnergyScope.MODULE
 
 

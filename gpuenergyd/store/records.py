@@ -84,7 +84,7 @@ class RankRecord:
 class IterationRecord:
     """Time and energy of one iteration; its timeline is stored only if `spans` are given.
 
-    `energy_low_j` and `energy_high_j` are the 95 % interval of an estimated energy, None of a measured one.
+    `energy_low_j` and `energy_high_j` are the 95 % interval of an estimated energy, None for a measured one.
     """
 
     job_id: str

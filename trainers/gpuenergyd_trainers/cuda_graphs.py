@@ -1,9 +1,8 @@
 """Adapter for loops that replay one CUDA graph per iteration: `attach(graph, job="gpt-1.3b")`.
 
 Each replay is an iteration at one clock, since clocks cannot be changed inside a replay. The processes of a host replay
-together and use the same clock. It does not matter whether the graph is captured before or after. A pipeline schedule
-that is captured after `torch_pipelining.attach` gets more: a timetable of clocks for each replay, see
-docs/how-to/captured-graphs.md.
+together and use the same clock. The graph may be captured before or later. A pipeline schedule that is captured after
+`torch_pipelining.attach` gets more: a timetable of clocks for each replay, see docs/how-to/captured-graphs.md.
 """
 
 import logging

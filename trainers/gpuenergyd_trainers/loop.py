@@ -37,8 +37,7 @@ def iterations(
 ) -> Iterator[T]:
     """Yield the batches; each run of the loop's body is an iteration, without the time to load the next batch.
 
-    For loops on one GPU, with DistributedDataParallel or with FSDP; one GPU per process. For options see
-    `gpuenergyd.job`.
+    For loops on one GPU, with DistributedDataParallel or with FSDP; one GPU per process. Options: see `gpuenergyd.job`.
     """
     with gpuenergyd.job(
         job,

@@ -1,7 +1,7 @@
-"""The full load of `gpuenergyd doctor --measure`: a program of its own, `python -m gpuenergyd_trainers.measured_load`.
+"""The full load of `gpuenergyd doctor --measure`, a separate program: `python -m gpuenergyd_trainers.measured_load`.
 
-It measures how far the host runs ahead of the GPU in a training loop, prints that as one line of JSON, and multiplies
-large matrices until its standard input is closed.
+It measures how far the host runs ahead of the GPU in a training loop, prints that as one line of JSON, and then
+multiplies large matrices until its standard input is closed.
 """
 
 import json
@@ -15,11 +15,11 @@ from typing import Any
 _NUM_STEPS = 60
 _NUM_LAYERS, _WIDTH, _NUM_HEADS = 8, 1024, 16
 _PRODUCT_WIDTH = 8192
-"""Products of this width run at the power limit of an H200."""
+"""Products of matrices of this size bring an H200 to its power limit."""
 
 
 def main() -> None:
-    """Measure, then compute; an error is printed as JSON, too."""
+    """Measure, then compute; an error is also printed as JSON."""
     try:
         import torch  # noqa: PLC0415  need not be installed
     except ImportError:
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _run_ahead(torch: Any) -> dict[str, float]:
-    """Return how far a training loop without synchronization runs ahead, and its iteration time."""
+    """Return how far the host runs ahead in a training loop without synchronization, and its iteration time."""
     nn = torch.nn
     layers = [
         nn.TransformerEncoderLayer(_WIDTH, _NUM_HEADS, 4 * _WIDTH, batch_first=True, norm_first=True)

@@ -73,8 +73,7 @@ class ConfigHandle(Handle):
         """Mark the beginning of a step."""
         if self._is_in_step:  # the previous step raised
             self._active_rank.fail_step()
-        # Megatron's own evaluations run without gradients; others are recognised at their end, as they ran no
-        # backwards.
+        # Megatron's own evaluations run without gradients; others are recognised at their end, by lack of backwards.
         self._is_evaluation = not self._is_grad_enabled()
         if self._is_evaluation:
             self._active_rank.pause()
@@ -139,8 +138,7 @@ def attach(
     By default the place of the rank comes from Megatron's parallel state: the tensor-, context- and expert-parallel
     ranks of a stage follow one plan. If there is no parallel state, `pp_rank`, `num_pp_ranks` and `dp_rank` are needed,
     and with several ranks per stage also `tp_rank` and `num_tp_ranks`. The other options are those of
-    `torch_pipelining.attach`. If a configuration is not supported, training continues unchanged, with one warning in
-    the log.
+    `torch_pipelining.attach`. If a configuration is not supported, training continues unchanged, with one warning.
     """
 
     def find_place() -> Place:

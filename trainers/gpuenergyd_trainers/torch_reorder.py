@@ -91,8 +91,7 @@ def _refusal_of_stage(schedule: Any, stage: Any, place: Place) -> str:
 def _unequal_sums(module: Any) -> str:
     """Return why split backwards of a module might sum gradients differently from whole ones; empty if they do not.
 
-    If a parameter is used several times in one forward, a whole backward first adds up all its gradients of a
-    microbatch.
+    If a parameter is used several times in one forward, a whole backward first sums its gradients per microbatch.
     """
     parameters = list(module.named_parameters(remove_duplicate=False))
     if len({id(parameter) for _, parameter in parameters}) < len(parameters):

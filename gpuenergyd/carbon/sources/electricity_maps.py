@@ -1,8 +1,7 @@
 """Electricity Maps v3 and v4: hourly, most of the world; a free key includes 24 hours of one zone, no forecast.
 
 The base URL selects the version. Both have the same endpoints and fields; v4 also offers shorter intervals, so hourly
-values are requested explicitly. What v4 replies is known only from other clients, in which lists are named `history` or
-`data`.
+values are requested explicitly. Replies of v4 are known only from other clients, with lists `history` or `data`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,7 @@
 """HTTP client with limits on time, size, redirects and retries; the only module that imports requests.
 
-The limits protect against slow, broken and hostile providers. Error messages contain neither headers nor the query of a
-URL, since these contain keys.
+The limits protect against slow, broken and hostile providers. Error messages show no header and no query of a URL,
+since these contain keys.
 """
 
 import html
@@ -251,8 +251,7 @@ def _secrets_in(sent: Mapping[str, str]) -> Iterator[str]:
 def refusal_sentence(body: bytes, secrets: Iterable[str] = ()) -> str:
     """Return the reason in the body of a refusal as one printable line without secrets; empty if there is none.
 
-    The reason is a text under one of the usual keys in JSON, the `Reason/text` in XML, or the whole body if it is plain
-    text.
+    The reason is a text under one of the usual keys in JSON, the `Reason/text` in XML, or a whole body of plain text.
     """
     text = ""
     try:

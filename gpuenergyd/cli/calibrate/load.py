@@ -1,4 +1,4 @@
-"""Loads of a calibration, since an idle GPU does not show the clock that is set, and of `doctor --measure`."""
+"""The loads that calibrations and `doctor --measure` need, as an idle GPU does not show the clock that is set."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -14,11 +14,10 @@ class GpuLoad(Protocol):
     """Keeps GPUs busy."""
 
     def on(self, gpu_uuid: str) -> AbstractContextManager[Mapping[str, float] | None]:
-        """Compute on a GPU inside the context; it yields what the load knows of itself, by names of `MeasuredGpu`.
+        """Compute on a GPU inside the context; it yields what the load measured itself, by names of `MeasuredGpu`.
 
         Raises:
-            GpuError: the GPU cannot be used. `DriverError` may also be raised when the context ends, if computing
-            failed.
+            GpuError: the GPU cannot be used. `DriverError` also at the end of the context, if computing failed.
         """
         ...
 

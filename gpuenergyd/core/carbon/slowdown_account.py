@@ -2,8 +2,7 @@
 
 Theory of operation. The account is charged with measured times. It returns how slow the next slot may be such that
 running at full speed afterwards keeps the job within its budget. A plan takes effect some iterations late, iteration
-times scatter, and full speed may have become slower than the baseline. A reserve covers this, and the account is
-checked after every iteration.
+times scatter, and full speed may have become slower than the baseline. A reserve covers this.
 """
 
 import math

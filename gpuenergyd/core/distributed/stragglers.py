@@ -8,8 +8,7 @@ third would keep each other slow after it has recovered.
 Readings scatter, on a busy host by many percent. A replica is therefore a straggler only if the mean of its last two,
 four or eight readings differs from that of the waiting replica by more than a multiple of its standard error. Where
 single readings are too noisy to follow, the median over more of them is. A straggler that recovers soon was probably
-noise: the next one needs twice as many readings. A single slow reading makes a replica suspected, for which plans may
-be prepared.
+noise: the next one needs twice as many readings. After one slow reading a replica is suspected: plans are prepared.
 
 Paces come from jobs of this daemon and, through clients, from replicas elsewhere. Time is an argument, in host
 monotonic seconds; a pace expires unless it is updated.

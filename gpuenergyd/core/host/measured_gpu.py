@@ -1,11 +1,11 @@
-"""What `gpuenergyd doctor --measure` has read and timed on one GPU of a model, and what that means for this host."""
+"""What `gpuenergyd doctor --measure` measured on one GPU of a model, and what that means for this host."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
 _LATE_READING_S = 0.045
-"""Age of readings from which they do not show when a clock changed: a change takes about as long."""
+"""Readings at least this old do not show when a clock changed, since a change takes about as long."""
 _CAPPED_RATIO = 0.1
 
 IDLE, IN_USE, WAITING, LOADED = "idle", "in use", "waiting", "loaded"
@@ -19,25 +19,25 @@ class TimedCall:
     num_calls: int
     median_s: float
     late_s: float
-    """Exceeded by one call in a hundred."""
+    """Time that one call in a hundred exceeds."""
     cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class StateMeans:
-    """Means of a GPU that is idle, used by others, under a kernel that only waits, or under a full load."""
+    """Mean readings of a GPU that is idle, used by others, runs a kernel that only waits, or has a full load."""
 
     name: str
     power_w: float | None
     sm_clock_mhz: float | None
     """Mean of the readings."""
     power_capped_ratio: float | None
-    """Share of the readings at the power limit."""
+    """Part of the readings that were at the power limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredGpu:
-    """Measurements of one GPU, which stand for its model under this driver version."""
+    """Measurements of one GPU, taken as those of its model with this driver version."""
 
     model_name: str
     driver_version: str | None
@@ -47,30 +47,30 @@ class MeasuredGpu:
     power_limit_w: float | None
     calls: tuple[TimedCall, ...]
     counter_period_s: float | None
-    """Time between two updates of the energy counter; None where it could not be learned."""
+    """Time between two updates of the energy counter; None if it could not be determined."""
     is_counter_read_apart: bool
-    """Whether energy readings cost so much that updates are predicted, and read about once a second."""
+    """Whether energy is so expensive to read that it is read only about once a second, at predicted updates."""
     power_refresh_s: float | None
-    """Time between two new values of the power; None where it hardly changed."""
+    """Time between two new values of the power; None if the power hardly changed."""
     clock_refresh_s: float | None
-    """Shortest time between two new values of the SM clock; None where it hardly changed."""
+    """Shortest time between two new values of the SM clock; None if the clock hardly changed."""
     worker_cpu_ratio: float
-    """Part of a core that readings of this GPU take, as the GPU worker makes them."""
+    """Part of a core that the GPU worker needs to read this GPU."""
     states: tuple[StateMeans, ...]
     run_ahead_s: float | None = None
     """How far the host runs ahead of the GPU in a training loop without synchronization."""
     step_s: float | None = None
     """Iteration time of that loop."""
     not_measured: tuple[str, ...] = ()
-    """What is missing, each with its reason."""
+    """The measurements that are missing, each with the reason."""
 
     def state(self, name: str) -> StateMeans | None:
-        """Return the means of a state; None if it was not measured."""
+        """Return the mean readings in a state; None if it was not measured."""
         return next((state for state in self.states if state.name == name), None)
 
     @property
     def waiting_power_w(self) -> float | None:
-        """Power under a kernel that only waits; None if it was not measured."""
+        """Power while a kernel only waits; None if it was not measured."""
         waiting = self.state(WAITING)
         return None if waiting is None else waiting.power_w
 

@@ -135,8 +135,7 @@ class IssuedPlans:
 
         The plan begins at least `after` iterations after the plan sent before it, and not before `not_before`. All
         ranks follow it from the same iteration on, which none may have launched when the plan arrives: programs launch
-        `run_ahead` iterations before their GPUs begin them. A block lasts `num_iterations`, then the current plan
-        resumes.
+        `run_ahead` iterations before their GPUs begin them. After `num_iterations` the current plan resumes.
         """
         plan_epoch = max(self._id_of_epoch) + 1
         self._id_of_epoch[plan_epoch] = plan.plan_id

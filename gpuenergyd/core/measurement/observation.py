@@ -152,7 +152,7 @@ class IterationObservation:
 
     @property
     def estimated_range_j(self) -> tuple[float, float] | None:
-        """95 % interval of the energy where that of any rank is estimated, with independent errors; else None."""
+        """95 % interval of the energy, for independent errors of the ranks; None if no rank's energy is estimated."""
         energy_j, is_estimated = self.energy_j, any(rank.is_energy_estimated for rank in self.ranks)
         if energy_j is None or not is_estimated:
             return None

@@ -4,8 +4,8 @@ Theory of operation. A clock request waits for the driver thread, then the drive
 returned the new clock is effective. That instant is only known to lie between two readings: the last that showed the
 old clock and the first that showed the new one. The estimate is the middle of this interval, its error half the width.
 A change whose effect was never observed took at least as long as it was watched. It is treated as a censored
-observation (Kaplan and Meier, 1958); otherwise slow GPUs would appear fast. Where drivers
-keep clocks, the intervals are as wide as clocks are old, and their middles say little: see `bounded_latencies`.
+observation (Kaplan and Meier, 1958); otherwise slow GPUs would appear fast. If a driver updates clocks rarely, the
+intervals are as wide as clocks are old, and their middles say little: see `bounded_latencies`.
 
 Latency depends on the GPU, on the direction of the change and on both clocks, mostly on the target clock
 (arXiv 2502.20075). Changes are therefore grouped by direction and target clock. A target with too few changes uses

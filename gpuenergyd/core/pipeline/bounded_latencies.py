@@ -1,10 +1,10 @@
-"""Distribution of latencies of which only bounds are known, since readings of clocks are late.
+"""Distribution of latencies for which only bounds are known, because clocks are read late.
 
-Each change took effect between two bounds that are as far apart as clocks are old, 100 ms on one H200, while latencies
-are of 5 to 60 ms. Together the bounds tell the distribution all the same, because the reading that may show a change
-comes at a chance instant: if half of the readings after 20 ms show it, the median is 20 ms. The likelihood of interval
-censored times (Turnbull, 1976) is maximised over a grid by expectation and maximisation; neighbours are averaged a
-little in each round (Silverman et al., 1990), since the bounds of few changes fit a few steps as well.
+Each change took effect between two bounds. These are as far apart as clocks are old when read, 100 ms on one H200,
+while latencies are 5 to 60 ms. All bounds together still determine the distribution, because the reading that may show
+a change comes at a random time: if half of the readings after 20 ms show it, the median is 20 ms. The likelihood of the
+interval-censored times (Turnbull, 1976) is maximized on a grid with the EM algorithm. Each round also averages
+neighbours a little (Silverman et al., 1990); otherwise the bounds of few changes would put all weight on a few steps.
 """
 
 import math
@@ -21,13 +21,13 @@ _LEAST_SHARE = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class LatencyDistribution:
-    """Shares of latencies in steps of equal width from 0 on; the rest, up to 1, took longer."""
+    """Shares of latencies in steps of equal width that begin at 0; the rest, up to 1, is longer than all steps."""
 
     step_s: float
     shares: tuple[float, ...]
 
     def quantile_s(self, share: float) -> float | None:
-        """Return a quantile; None if too many changes were not observed to settle."""
+        """Return a quantile; None if too many changes were never seen to take effect."""
         left = share
         for k, own in enumerate(self.shares):
             if own >= left:
@@ -37,7 +37,7 @@ class LatencyDistribution:
 
 
 def distribution_of(bounds_s: Sequence[tuple[float, float | None]]) -> LatencyDistribution:
-    """Return the distribution of latencies with these bounds; the upper one of an unseen change is None."""
+    """Return the distribution of latencies with these bounds; the upper bound is None if no effect was seen."""
     step_s = max((high_s for _, high_s in bounds_s if high_s is not None), default=0.0) / _NUM_STEPS
     if not step_s:
         return LatencyDistribution(0.0, ())
@@ -45,7 +45,7 @@ def distribution_of(bounds_s: Sequence[tuple[float, float | None]]) -> LatencyDi
     shares = [1.0 / (_NUM_STEPS + 1)] * (_NUM_STEPS + 1)
     for _ in range(_NUM_ROUNDS):
         up_to = list(accumulate(shares, initial=0.0))
-        weights = [0.0] * (_NUM_STEPS + 2)  # what is added from a step on
+        weights = [0.0] * (_NUM_STEPS + 2)  # the weight added from each step on
         for (first, last), count in counts.items():
             weight = count / max(up_to[last + 1] - up_to[first], _LEAST_SHARE)
             weights[first] += weight
@@ -56,7 +56,7 @@ def distribution_of(bounds_s: Sequence[tuple[float, float | None]]) -> LatencyDi
 
 
 def _steps(low_s: float, high_s: float | None, step_s: float) -> tuple[int, int]:
-    """Return the first and the last step that a latency may be in; the one after the grid is longer."""
+    """Return the first and last step in which a latency may lie; the step after the grid holds longer ones."""
     if high_s is None:
         return min(_NUM_STEPS, math.ceil(low_s / step_s)), _NUM_STEPS
     first = min(_NUM_STEPS - 1, int(low_s / step_s))

@@ -64,7 +64,7 @@ class ObservedSwitch:
     settle_low_s: float
     settle_high_s: float | None
     clock_age_s: float = 0.0
-    """How old the clocks were at most that readings showed: the bounds are then about so far apart."""
+    """Maximum age of the clocks that were read; the bounds of the latency are about this far apart."""
 
     @property
     def settle_s(self) -> float:
@@ -80,7 +80,7 @@ class ObservedSwitch:
 
     @property
     def bounds_s(self) -> tuple[float, float | None]:
-        """Bounds of the latency; where clocks are read as they are, both are its estimate."""
+        """Bounds of the latency; if clocks are read without delay, both are the estimate."""
         if not self.clock_age_s:
             return self.latency_s, None if self.settle_high_s is None else self.latency_s
         before_s, high_s = self.handover_s + self.call_s, self.settle_high_s
@@ -206,10 +206,10 @@ def region_of(sm_clock_mhz: int, max_sm_clock_mhz: int) -> ClockRegion:
 
 
 def latency_quantiles_s(switches: Sequence[ObservedSwitch], shares: Sequence[float]) -> tuple[float | None, ...]:
-    """Return quantiles of the latency; None if too many changes were not observed to settle.
+    """Return quantiles of the latency; None if too many changes were never seen to take effect.
 
-    By Kaplan and Meier from changes for which clocks were read as they are; where these are too few, by the
-    distribution that fits the bounds of all.
+    They come from the changes for which clocks were read without delay (Kaplan and Meier) or, if these are too few,
+    from the distribution that fits the bounds of all changes.
     """
     exact = [switch for switch in switches if not switch.clock_age_s]
     if len(exact) < min(ENOUGH, len(switches)):

@@ -75,8 +75,7 @@ class FittedPolicy(Protocol):
 class PreparedPolicy(Protocol):
     """Optional method of a clock policy: does slow work ahead of its first plan, such as compiling.
 
-    The daemon has it called in the planning process when a job with this policy registers, while the baseline is
-    measured.
+    The daemon has it called in the planning process when a job with this policy registers, during the baseline.
     """
 
     def prepare(self, announce: Callable[[str], None]) -> str | None:
@@ -199,8 +198,7 @@ class JobView:
     """Whether to choose the plan with the smallest power swing among plans of nearly the least energy; set by the
     policy itself, from its options."""
     may_try: bool = True
-    """Whether a loop may exceed the permitted slowdown for a few iterations to measure what that would save; set by the
-    policy itself."""
+    """Whether a loop may exceed the permitted slowdown for a few iterations, to measure what that would save."""
     reorder: ReorderView = field(default_factory=ReorderView)
     """Whether plans may change the instruction order, and the memory available for it."""
     affordable_s: float | None = None

@@ -97,8 +97,7 @@ class PowerDecision:
     reason: str = ""
     curve: tuple[PowerPoint, ...] = ()
     """Maximum speed for each power of the host, concave and increasing: from the minimum speed of every job, or the
-    least power that plans can reach, up to full speed. A fleet coordinator compares hosts by it. Empty while
-    unknown."""
+    least power that plans can reach, up to full speed. A fleet coordinator compares hosts by it. Empty if unknown."""
 
     @property
     def speed_ratios(self) -> dict[str, float]:

@@ -33,7 +33,7 @@ class IterationRow:
     is_regular: bool
     energy_low_j: float | None = None
     energy_high_j: float | None = None
-    """Ends of the 95 % interval of an estimated energy; None of a measured one."""
+    """The 95 % interval of an estimated energy; both are None for a measured one."""
 
 
 def iteration_rows(reader: Reader, job_id: str) -> tuple[IterationRow, ...]:
@@ -60,7 +60,7 @@ class Iterations:
     sum_energy_j: float | None
     median_energy_j: float | None
     num_estimated: int = 0
-    """Iterations of estimated energy, which were shorter than the time between readings of the counter."""
+    """Number of iterations with estimated energy, because they were shorter than the time between counter readings."""
 
     @property
     def measured_time_s(self) -> float:

@@ -90,9 +90,9 @@ class JobSummary:
     iterations_energy_j: float | None = None
     """Energy of all iterations of known energy: regular, disturbed, and of trials."""
     num_estimated_iterations: int = 0
-    """Iterations of estimated energy, which were shorter than the time between readings of the counter."""
+    """Number of iterations with estimated energy, because they were shorter than the time between counter readings."""
     energy_scope: str | None = None
-    """What the energy counters cover, a `gpu.device.EnergyScope`; None if an earlier version recorded the job."""
+    """What the energy counters include, a `gpu.device.EnergyScope`; None if an earlier version recorded the job."""
     run_key: str = ""
     """Key shared by the processes of one run, see `store.reading.trainings`."""
     dp_rank: int = 0

@@ -1,7 +1,7 @@
 """The rows from which job summaries are computed, read for many jobs with one query per table.
 
-For many jobs on PostgreSQL, the server merges iterations into blocks, as compaction does for long jobs, because one day
-of a fleet has millions of iterations.
+For many jobs on PostgreSQL, the server merges iterations into blocks, as compaction does for long jobs: a fleet has
+millions of iterations per day.
 """
 
 from collections import defaultdict
@@ -103,8 +103,7 @@ def _read_aggregated_iterations(
 ) -> None:
     """Read iterations as blocks computed by PostgreSQL.
 
-    Full-speed iterations, which are few, and the first iterations stay single, because the scatter is estimated from
-    them.
+    Full-speed iterations, which are few, and the first iterations stay single, for an estimate of the scatter.
     """
     median = "percentile_cont(0.5) WITHIN GROUP (ORDER BY {0})"
     columns = (

@@ -1,8 +1,7 @@
 """The writer thread, which writes batches of records, retries after errors and deletes expired rows.
 
 Its problems are counted and shown in the status, and never affect GPU control. Records wait in a bounded queue, and
-each batch is one transaction. When the disk is full, a reserve file is deleted to make room for jobs, plans and control
-events.
+each batch is one transaction. When the disk is full, a reserve file is deleted to make room for jobs, plans and events.
 """
 
 import logging

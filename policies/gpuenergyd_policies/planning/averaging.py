@@ -91,8 +91,7 @@ class FlowAveraging:
         )
         steepest_w = np.array([own[0] for own in slopes])
         rank_of_class = np.array([key.pp_rank for key in graph.classes])
-        # On the critical stage every instruction runs at its fastest; a second then costs what the steepest class would
-        # save.
+        # On the critical stage every instruction runs at its fastest; a second then costs what the steepest saves.
         self._most_w = sum(float(steepest_w[rank_of_class == rank].max()) for rank in set(rank_of_class.tolist()))
 
     def prices(self, num_steps: int | None) -> AveragedPrices:

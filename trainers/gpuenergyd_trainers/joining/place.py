@@ -192,8 +192,7 @@ def _combined(own: int, first: Sequence[int], second: Sequence[int]) -> set[int]
 def _replica(data: Sequence[int], stage: set[int], everyone: set[int]) -> int:
     """Return a number that differs between replicas, given the ranks of a stage and of the whole replica.
 
-    Replicas are numbered by their data-parallel ranks, or else by their global ranks, if a replica's ranks are
-    consecutive.
+    Replicas are numbered by their data-parallel ranks, or else by their global ranks, if these are consecutive.
     """
     numbers = {k for k, rank in enumerate(data) if rank in stage} or everyone
     is_contiguous = max(numbers) - min(numbers) == len(numbers) - 1

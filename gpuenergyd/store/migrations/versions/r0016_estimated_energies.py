@@ -1,4 +1,4 @@
-"""Add intervals of estimated energies of iterations, their number in blocks, and what a job's energy covers."""
+"""Add intervals of estimated iteration energies, the number of such iterations in blocks, and the energy scope."""
 
 from alembic import op
 
@@ -7,7 +7,7 @@ down_revision = "0015"
 
 
 def upgrade() -> None:
-    """Add the columns; NULL, or 0, for what earlier versions recorded."""
+    """Add the columns, NULL or 0 in rows of earlier versions."""
     for name in ("energy_low_j", "energy_high_j"):
         op.execute(f"ALTER TABLE iterations ADD COLUMN {name} FLOAT")
     op.execute("ALTER TABLE iteration_blocks ADD COLUMN num_estimated INTEGER DEFAULT '0' NOT NULL")

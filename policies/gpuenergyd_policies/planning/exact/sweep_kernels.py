@@ -111,8 +111,7 @@ def sweep_down(  # noqa: C901, PLR0912, PLR0915  one algorithm; see the note on 
     while True:
         # Dijkstra's algorithm from the source until the sink is settled. Nodes at the current distance wait on a stack,
         # others on the heap as distance * number of nodes + node. The relaxation of an arc is repeated four times in
-        # the code, because numba counts references to every array passed to a call, so a function would cost 15 to 20
-        # %.
+        # the code, because a function would cost 15 to 20 %: numba counts references to each array passed.
         heap.clear()
         dist[source] = 0
         touched[0] = stack[0] = source

@@ -45,8 +45,8 @@ def flat_plan(
 ) -> WavePlan:
     """Return the plan with the least band energy found that takes no longer than the given least-energy plan.
 
-    It may need more energy by `extra_energy_ratio`. The profile must have a single waiting power. The search places
-    `search_steps` instructions.
+    It may need more energy by `extra_energy_ratio`. The profile must have one waiting power. The search ends after
+    `search_steps` placements.
     """
     own = [
         profile[instruction.instruction_class].at_clock(mhz)

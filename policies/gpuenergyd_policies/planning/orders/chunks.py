@@ -69,8 +69,7 @@ def _schedules(plain: Schedule, task: OrderTask) -> Iterator[Schedule]:
         except ScheduleError:  # too few microbatches, or a number that the schedule does not support
             continue
         if schedule.sent_after or any(i.kind is InstructionKind.FB for order in schedule.orders for i in order):
-            # Profiles have no times of overlapped instructions, so only the added waits of such an order would be
-            # modelled.
+            # Profiles have no times of overlapped instructions, so only the added waits of such orders would count.
             continue
         yield schedule
         yield _split_in_place(schedule)

@@ -5,8 +5,7 @@ many forwards precede the first input gradient, how many microbatches are held f
 gradient, and whether a weight gradient that can run is placed before or after the next input gradient. Full backwards
 hold as many microbatches as there are forwards ahead. With S ranks and r the rank, the family contains 1F1B (full,
 S - r ahead), 1F1B with extra microbatches in flight, 1F1B with its backward split in place (S - r ahead and held),
-ZB-H1 (S - r ahead, S held), and ZB-H2. A shape has no deadlock if and only if no rank runs fewer forwards ahead than
-the next one.
+ZB-H1 (S - r ahead, S held), and ZB-H2. Deadlocks occur exactly if a rank runs fewer ahead than the next one.
 """
 
 from collections.abc import Iterator, Sequence
