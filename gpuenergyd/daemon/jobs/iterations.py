@@ -99,7 +99,7 @@ class IterationObserver:
 
 _TIMELINES_PER_PLAN = 12
 _TIMELINE_EVERY = 96
-"""A multiple of the strides of `client/timing/thinning.py`, so that the iteration is a timed one."""
+"""A multiple of the strides of `client/thinning.py`, so that the iteration is a timed one."""
 _REPEAT_EVERY = 50
 
 
