@@ -26,7 +26,9 @@ from gpuenergyd.client.plans import NO_PLAN, AgreedPlans, PlannedClocks, PlanQue
 from gpuenergyd.client.reporter import FinishedIteration, Reporter
 from gpuenergyd.client.run_mark import delete_mark, record_obstacle
 from gpuenergyd.client.tags import MAX_TAGS, find_tags
+from gpuenergyd.client.thinning import TimedIterations
 from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
+from gpuenergyd.client.timing.clock_probe import TrueClock
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import (
     NOT_RECORDED,
@@ -37,7 +39,6 @@ from gpuenergyd.client.timing.recorder import (
     RecordedIteration,
 )
 from gpuenergyd.client.timing.replays import CapturedInstructions
-from gpuenergyd.client.timing.thinning import TimedIterations
 from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 from gpuenergyd.core.pipeline.timetable import ONE_CLOCK, TIMETABLE
 from gpuenergyd.wire import PROTOCOL_VERSION
@@ -49,9 +50,9 @@ _REPEAT_AFTER_NS = 100_000_000
 """A clock that is in force from one iteration to the next is requested again after this time, since the daemon raises
 the clock of a program that it believes to pause."""
 T = TypeVar("T")
-_Ended: TypeAlias = tuple[RecordedIteration, int, int, str, bool | None, int, int]
+_Ended: TypeAlias = tuple[RecordedIteration, int, int, str, bool | None, int, int, tuple[TrueClock, ...]]
 """A plain tuple, since it is made in each iteration: records, index, plan epoch, how it was captured, whether it ran in
-order if its instructions were not timed, requests that were not sent, and exceptions."""
+order if its instructions were not timed, requests that were not sent, exceptions, and clocks that the GPU counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -483,6 +484,7 @@ class RankClient:
                     is_in_order,
                     num_dropped,
                     num_errors,
+                    self._recorder.pop_true_clocks() if self._recorder is not None else (),
                 )
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
@@ -619,7 +621,7 @@ class RankClient:
             recorded.free()
 
     def _report(self, ended: _Ended) -> None:
-        recorded, iteration_index, plan_epoch, captured, is_in_order, num_dropped, num_errors = ended
+        recorded, iteration_index, plan_epoch, captured, is_in_order, num_dropped, num_errors, true_clocks = ended
         times = recorded.times()
         recorded.free()
         if self._reporter is None:  # its daemon has gone meanwhile
@@ -638,6 +640,7 @@ class RankClient:
             "" if self._registration.reorder_refusal else self.reorder_refusal,
             self._timed.cost_s(is_timed=is_in_order is None),
             is_in_order,
+            true_clocks,
         )
         self._reporter.put(finished, times, launched_iteration_index=self._iteration_index)
 
