@@ -117,6 +117,17 @@ class JobReport:
         return trial_j - self.summary.num_trial_iterations * baseline_j
 
     @property
+    def estimate_note(self) -> str:
+        """How many energies of iterations are estimated, and why; empty if none is."""
+        summary = self.summary
+        if not summary.num_estimated_iterations:
+            return ""
+        return (
+            f"energy of {summary.num_estimated_iterations} of {count_text(summary.num_iterations, 'iteration')}:"
+            " estimated, since each was shorter than the time between readings of the counter; their sum is measured"
+        )
+
+    @property
     def cost_lines(self) -> tuple[str, ...]:
         """What trials, and profiling by versions up to 0.3, used more than full speed; empty if that was nothing."""
         summary = self.summary

@@ -24,21 +24,20 @@ from gpuenergyd.report.formatting import clock_text, power_text
 def measure_host(
     config: Path | None, socket: str | None, durations: Durations | None = None
 ) -> tuple[tuple[MeasuredGpu, ...], str]:
-    """Measure one GPU of each model; return also whether the daemon keeps it, in words.
-
-    Raises:
-        GpuEnergyError: the driver cannot be opened, or a GPU not read.
-    """
-    kind, path, socket_path = driver_in_use(config, socket)
-    world_path = None if path is None else str(path)
-    loads = {WAITING: lambda: open_load(kind, world_path), LOADED: TorchLoad}
-    with closing(open_driver(kind, path)) as host:
-        measured = measure_gpus(
-            host,
-            loads,
-            durations or Durations(),
-            lambda gpu: typer.echo(f"measuring GPU {gpu.index} ({gpu.model_name}) ...", err=True),
-        )
+    """Measure one GPU of each model; return also whether the daemon keeps it, or why nothing was measured, in words."""
+    try:
+        kind, path, socket_path = driver_in_use(config, socket)
+        world_path = None if path is None else str(path)
+        loads = {WAITING: lambda: open_load(kind, world_path), LOADED: TorchLoad}
+        with closing(open_driver(kind, path)) as host:
+            measured = measure_gpus(
+                host,
+                loads,
+                durations or Durations(),
+                lambda gpu: typer.echo(f"measuring GPU {gpu.index} ({gpu.model_name}) ...", err=True),
+            )
+    except GpuEnergyError as error:
+        return (), f"not measured: {error}"
     try:
         with closing(DaemonClient(socket_path)) as client:
             client.post("/v1/measured-gpus", json.loads(json_text({"gpus": measured})))

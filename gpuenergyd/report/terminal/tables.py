@@ -195,11 +195,8 @@ def _energy_lines(report: JobReport) -> list[str]:
         missing = f"; no readings for {time_text(used.missing_s)}" if used.missing_s else ""
         whose = "energy of modules (GPU, processor, memory)" if is_of_modules(report.summary) else "GPU energy"
         lines.append(f"total {whose}: {energy_text(used.energy_j)} measured{estimated}{missing}")
-    if num_estimated := report.summary.num_estimated_iterations:
-        lines.append(
-            f"energy of {num_estimated} of {count_text(report.summary.num_iterations, 'iteration')}: estimated, since"
-            " each was shorter than the time between readings of the counter; their sum is measured"
-        )
+    if report.estimate_note:
+        lines.append(report.estimate_note)
     if report.cost is not None:
         pue = f" (PUE {report.rates.pue:g})" if report.rates.pue != 1.0 else ""
         lines.append(f"cost: {cost_text(report.cost, report.rates.currency)}{pue}")

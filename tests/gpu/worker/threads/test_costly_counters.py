@@ -45,6 +45,7 @@ def test_energy_readings_take_a_hundredth_of_a_core_and_date_each_update_they_sh
     host = host_of(STEADY, WAITING, STEPS, IDLE, seed=seed).run()
 
     for gpu in range(4):
+        assert host.thread.counter(str(gpu)).period_ns == pytest.approx(PERIOD_NS, rel=0.001)
         assert host.cpu_ratio_between(gpu, SETTLED_NS, END_NS) < 0.012
         edges = [at_ns for at_ns in dated(host, gpu) if SETTLED_NS < at_ns < END_NS]
         assert max(after - before for before, after in pairwise(edges)) < 1.5 * S
