@@ -169,7 +169,7 @@ class Joined:
 
 
 class TorchHooks:
-    """All hooks that torch calls in the steps of a loop, taken away and put back together."""
+    """All hooks that torch calls in the steps of a loop, removed and added again together."""
 
     def __init__(self, model: nn.Module) -> None:
         names = ("forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks")
@@ -526,21 +526,20 @@ def measure(
     for _ in range(SETTLING_STEPS):
         program.step()
     pairs, end_s = Pairs(), time.monotonic() + limit_s
-    is_over = False
-    while not is_over:
+    while True:
         clocks = Clocks()
         with program.joined(socket_path) as joined:
             session = Session(program, joined, device, clocks)
             pairs.first_s.append(session.first_s)
             for _ in range(min(PAIRS_PER_SESSION, max_pairs - len(pairs.step_s))):
                 session.run_pair(pairs)
-                is_over = is_over or time.monotonic() > end_s
-                if is_over:
+                if time.monotonic() > end_s:
                     break
             session.end()
         clocks.close()
         num = len(pairs.step_s)
-        is_over = is_over or num >= max_pairs or (num >= MIN_PAIRS and pairs.is_known())
+        if time.monotonic() > end_s or num >= max_pairs or (num >= MIN_PAIRS and pairs.is_known()):
+            break
     figures, calls_s = pairs.figures(), call_time_s(program, socket_path)
     return {**figures, "calls_us": round(1e6 * calls_s, 1), "calls_ratio": round(calls_s / median(pairs.step_s), 6)}
 

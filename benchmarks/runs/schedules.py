@@ -147,8 +147,9 @@ def measured(case: Case, *, memory_limit: int, gpu_model: str) -> dict[str, Any]
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="schedules-") as name:
         folder = Path(name)
-        rules = {"sample_period_s": 0.1, "baseline_iterations": 10}
-        with running_daemon(folder / "daemon", gpu_model=gpu_model, **rules) as daemon:
+        with running_daemon(
+            folder / "daemon", gpu_model=gpu_model, sample_period_s=0.1, baseline_iterations=10
+        ) as daemon:
             arguments = (case, str(daemon.world_path), str(daemon.socket_path))
             ranks = run_ranks(NUM_RANKS, folder, train, *arguments, limit_s=RUN_LIMIT_S)
             database_path = daemon.database_path
