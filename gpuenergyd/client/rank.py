@@ -26,6 +26,7 @@ from gpuenergyd.client.plans import NO_PLAN, AgreedPlans, PlannedClocks, PlanQue
 from gpuenergyd.client.reporter import FinishedIteration, Reporter
 from gpuenergyd.client.run_mark import delete_mark, record_obstacle
 from gpuenergyd.client.tags import MAX_TAGS, find_tags
+from gpuenergyd.client.thinning import TimedIterations
 from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import (
@@ -37,7 +38,6 @@ from gpuenergyd.client.timing.recorder import (
     RecordedIteration,
 )
 from gpuenergyd.client.timing.replays import CapturedInstructions
-from gpuenergyd.client.timing.thinning import TimedIterations
 from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 from gpuenergyd.core.pipeline.timetable import ONE_CLOCK, TIMETABLE
 from gpuenergyd.wire import PROTOCOL_VERSION

@@ -39,7 +39,7 @@ from gpuenergyd.wire.client_codec import (
     encode_iteration,
 )
 from gpuenergyd.wire.clock_request import TOKEN_BYTES
-from gpuenergyd.wire.messages import IterationReport, RankRegistered, RankRegistration, RankRelease
+from gpuenergyd.wire.messages import IterationReport, RankRegistered, RankRegistration, RankRelease, TrueClockRow
 
 REGISTRATION_LIMIT_S = 2.0
 REPORT_LIMIT_S = 1.0
@@ -78,6 +78,7 @@ class FinishedIteration(NamedTuple):
     reorder_refusal: str = ""
     client_cost_s: float | None = None
     is_in_order: bool | None = None
+    true_clocks: tuple[TrueClockRow, ...] = ()
 
 
 _Reportable: TypeAlias = tuple[FinishedIteration, IterationTimes]
@@ -278,6 +279,7 @@ class Reporter:
                 reorder_refusal=iteration.reorder_refusal,
                 client_cost_s=iteration.client_cost_s,
                 is_in_order=iteration.is_in_order,
+                true_clocks=iteration.true_clocks,
             )
         )
 

@@ -24,7 +24,7 @@ from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.printable import printable_line
 from gpuenergyd.store.records import JobRecord
 from gpuenergyd.wire import PROTOCOL_VERSION
-from gpuenergyd.wire.messages import InstructionRow, IterationReport, RankRegistration
+from gpuenergyd.wire.messages import InstructionRow, IterationReport, RankRegistration, TrueClockRow
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,8 @@ MAX_VALUE_CHARS = 256
 MAX_TAGS_BYTES = 4096
 _MAX_TEXT_CHARS = 256
 MAX_CLIENT_COST_S = 3600.0
+MAX_TRUE_CLOCKS = 256
+_MAX_CLOCK_MHZ = 10_000
 
 
 def checked_order(registration: RankRegistration) -> tuple[Instruction, ...]:
@@ -215,6 +217,22 @@ def checked_iteration(report: IterationReport, pp_rank: int, stage_rank: int = 0
         client_cost_s=cost_s,
         is_in_order=report.is_in_order,
     )
+
+
+def checked_clocks(report: IterationReport) -> tuple[TrueClockRow, ...]:
+    """Return the clocks that a rank's GPU has counted.
+
+    Raises:
+        ProtocolError: instants or clocks are out of range.
+    """
+    if len(report.true_clocks) > MAX_TRUE_CLOCKS:
+        raise ProtocolError(f"true_clocks: {count_text(len(report.true_clocks), 'clock')}; at most {MAX_TRUE_CLOCKS}")
+    now_ns = time.monotonic_ns()
+    oldest_ns, newest_ns = max(1, now_ns - OLDEST_INSTANT_NS), now_ns + CLOCK_SKEW_NS
+    for early_ns, late_ns, sm_clock_mhz in report.true_clocks:
+        if not (oldest_ns <= early_ns <= late_ns <= newest_ns and 0 < sm_clock_mhz <= _MAX_CLOCK_MHZ):
+            raise ProtocolError(f"true_clocks: {sm_clock_mhz} MHz from {early_ns} to {late_ns}: no clock at an instant")
+    return report.true_clocks
 
 
 def reorder_offer(registration: RankRegistration) -> ReorderOffer:

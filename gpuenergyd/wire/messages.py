@@ -20,6 +20,9 @@ from dataclasses import dataclass
 InstructionRow = tuple[str, int, int, int, int]
 """kind, microbatch index, chunk index, begin and end in ns."""
 
+TrueClockRow = tuple[int, int, int]
+"""Bounds of the instant at which a clock was counted, in ns, and the clock in MHz."""
+
 OrderRow = tuple[str, int, int]
 """kind, microbatch index, chunk index."""
 
@@ -118,6 +121,8 @@ class IterationReport:
     is_in_order: bool | None = None
     """For an iteration that was not timed and so has no `instructions`: whether the rank ran the instructions of its
     plan or registration in that order. None if `instructions` lists all that ran."""
+    true_clocks: tuple[TrueClockRow, ...] = ()
+    """Clocks that the GPU itself has counted since the last report, where the program permits it."""
 
 
 @dataclass(frozen=True, slots=True)

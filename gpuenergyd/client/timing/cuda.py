@@ -10,6 +10,7 @@ The test suite has no GPU; it tests the logic against doubles.
 """
 
 import logging
+import os
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from functools import wraps
 from typing import Any
 
 from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
+from gpuenergyd.client.timing.clock_probe import ClockProbe
 from gpuenergyd.client.timing.cuda_writes import map_memory
 from gpuenergyd.client.timing.event_device import Anchor
 from gpuenergyd.client.timing.stream_requests import StreamRequests
@@ -28,6 +30,8 @@ logger = logging.getLogger("gpuenergyd.client")
 
 _ANCHOR_TRIES = 3
 _NARROW_BRACKET_NS = 50_000
+
+PROBE_VARIABLE = "GPUENERGYD_CLOCK_PROBE"
 
 captured_graphs = CapturedGraphs()
 """Those of this process: captures of any stream count."""
@@ -99,6 +103,10 @@ class CudaDevice:
 
     def _map_memory(self, address: int, size: int) -> StreamWrite:
         return map_memory(address, size, lambda: int(self._current_stream().cuda_stream))
+
+    def open_clock_probe(self) -> ClockProbe | None:
+        """Return a probe of the true clock in the current context; None unless GPUENERGYD_CLOCK_PROBE is 1."""
+        return ClockProbe() if os.environ.get(PROBE_VARIABLE) == "1" else None
 
     def is_capturing(self) -> bool:
         """Return whether the training thread captures a graph now: work is then recorded, not run."""

@@ -40,6 +40,20 @@ def map_memory(
     library = load(LIBRARY)
     write_value = library.cuStreamWriteValue32_v2
     write_value.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
+    on_device = map_for_device(library, address, size)
+
+    def write(number: int) -> bool:
+        return not write_value(current_stream(), on_device, number, 0)
+
+    return write
+
+
+def map_for_device(library: Any, address: int, size: int) -> int:
+    """Make whole pages of this process writable for the GPU of the current context; return their address there.
+
+    Raises:
+        AttributeError, CudaCallError: as `map_memory`.
+    """
     status = library.cuMemHostRegister_v2(
         ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_uint(_REGISTER_PORTABLE_AND_MAPPED)
     )
@@ -49,9 +63,4 @@ def map_memory(
     status = library.cuMemHostGetDevicePointer_v2(ctypes.byref(pointer), ctypes.c_void_p(address), ctypes.c_uint(0))
     if status:
         raise CudaCallError(f"cuMemHostGetDevicePointer: error {status}")
-    on_device = pointer.value
-
-    def write(number: int) -> bool:
-        return not write_value(current_stream(), on_device, number, 0)
-
-    return write
+    return pointer.value

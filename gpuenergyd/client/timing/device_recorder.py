@@ -14,6 +14,7 @@ anchor: an event whose instant on the host's clock is known to a few microsecond
 """
 
 import itertools
+import logging
 import threading
 import time
 from collections import deque
@@ -21,8 +22,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
+from gpuenergyd.client.timing.clock_probe import ClockProbe, TrueClock
 from gpuenergyd.client.timing.event_buffer import EventBuffer
-from gpuenergyd.client.timing.event_device import Anchor, EventDevice
+from gpuenergyd.client.timing.event_device import Anchor, CountsCycles, EventDevice
 from gpuenergyd.client.timing.recorder import NOT_RECORDED, IterationTimes, RecordedIteration
 from gpuenergyd.client.timing.replays import CapturedInstructions, ReplayReading
 from gpuenergyd.client.timing.stream_follower import StreamFollower
@@ -43,6 +45,8 @@ _DRIFT_AFTER_NS = 10_000_000_000
 _MAX_BRACKET_NS = 200_000
 """A wider anchor was interrupted by other work of the host and corrects nothing."""
 _CLOSE_POLL_S = 0.002
+
+logger = logging.getLogger("gpuenergyd.client")
 
 
 class DeviceRecorder:
@@ -78,6 +82,8 @@ class DeviceRecorder:
         self._follower = StreamFollower(device, sleep=sleep, mono_s=mono_s)
         self._requests: StreamRequests | None = None
         self._is_request_opened = False
+        self._probe: ClockProbe | None = None
+        self._is_probe_opened = not isinstance(device, CountsCycles)
         self._first_anchored_ns: int | None = None
         self._device_ns = self._since_anchor_ns = 0
         self._last = (0, 0)  # number of the newest iteration with known times, and the end of its window
@@ -133,6 +139,7 @@ class DeviceRecorder:
             return NOT_RECORDED
         if current.is_timed:
             self._device.record(current.begins[slot])
+            self._probe_clock()
         return slot
 
     def end(self, slot: int) -> None:
@@ -188,6 +195,26 @@ class DeviceRecorder:
         if not self._is_request_opened:
             self._is_request_opened = True
             self._requests = self._device.open_requests()
+
+    def _probe_clock(self) -> None:
+        """Have the true clock counted, in iterations whose instructions are timed, once there are plans with clocks."""
+        if self._is_probe_opened and self._probe is None:
+            return
+        try:
+            if not self._is_probe_opened:
+                if not self._is_request_opened or self._device.graphs.gate.is_capturing:
+                    return
+                self._is_probe_opened = True
+                self._probe = self._device.open_clock_probe() if isinstance(self._device, CountsCycles) else None
+            if self._probe is not None:
+                self._probe.probe()
+        except Exception as error:  # noqa: BLE001  whatever went wrong, training goes on without
+            self._probe = None
+            logger.info("gpuenergyd: the GPU's true clock is not counted: %s", error)
+
+    def pop_true_clocks(self) -> tuple[TrueClock, ...]:
+        """Return the clocks counted since the last call."""
+        return () if self._probe is None else self._probe.pop_clocks()
 
     def pop_num_dropped(self) -> int:
         """Return how many requests could not be sent since the last call."""

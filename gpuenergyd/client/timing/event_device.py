@@ -2,9 +2,10 @@
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
+from gpuenergyd.client.timing.clock_probe import ClockProbe
 from gpuenergyd.client.timing.stream_requests import StreamRequests
 
 
@@ -65,4 +66,13 @@ class EventDevice(Protocol):
         It is negative while the newest completion is one of an earlier replay; None before the first one, or where the
         device does not tell because the next one is under way.
         """
+        ...
+
+
+@runtime_checkable
+class CountsCycles(Protocol):
+    """A device that can show its true clock."""
+
+    def open_clock_probe(self) -> ClockProbe | None:
+        """Return what shows it, on the training thread; None unless the user wants it. May raise anything."""
         ...

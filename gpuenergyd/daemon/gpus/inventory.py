@@ -15,11 +15,13 @@ from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.daemon.gpus.history import GpuHistory
 from gpuenergyd.daemon.gpus.knobs import Knobs
 from gpuenergyd.daemon.gpus.switching_file import SavedSwitches
+from gpuenergyd.daemon.gpus.true_clocks import TrueClocks
 from gpuenergyd.errors import GpuNotFoundError, JobError
 from gpuenergyd.gpu.device import SAME_CLOCK_MHZ, GpuIdentity, RefusedValues
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuSample
 from gpuenergyd.gpu.plausible import max_power_w
 from gpuenergyd.store.records import Record
+from gpuenergyd.wire.messages import TrueClockRow
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +86,7 @@ class Gpu:
     refused: dict[str, RefusedValues] = field(default_factory=dict)
     """Implausible driver readings since the daemon started, by the field that they left unknown."""
     history: GpuHistory = field(init=False)
+    true_clocks: TrueClocks = field(default_factory=TrueClocks)
     _forgotten_until_ns: int = 0
 
     def __post_init__(self) -> None:
@@ -151,6 +154,7 @@ class Gpu:
             return False
         low_ns = change.unseen_until_mono_ns or change.returned_mono_ns
         if change.clock_age_ns:
+            self.true_clocks.add_change(change)
             usual_ns = max(low_ns, self._usual_effect_ns(change))
             if change.effective_mono_ns is not None:
                 self.clocks.record(min(usual_ns, change.effective_mono_ns), change.requested_sm_clock_mhz)
@@ -163,6 +167,11 @@ class Gpu:
         self.clocks.record_call(change.called_mono_ns)
         switch = observed_switch(change)
         return switch is not None and self.switching.observe(switch)
+
+    def record_true_clocks(self, clocks: Iterable[TrueClockRow]) -> bool:
+        """Record clocks that the GPU has counted; return whether they changed the latency that plans use."""
+        switches = [observed_switch(change) for change in self.true_clocks.narrowed(clocks)]
+        return sum(self.switching.observe(switch) for switch in switches if switch is not None) > 0
 
     def _usual_effect_ns(self, change: ClockChangeReport) -> int:
         """Return when a change takes effect by the latency that plans use."""

@@ -42,6 +42,7 @@ from gpuenergyd.daemon.processes.plugins import PolicyNames, with_default_option
 from gpuenergyd.daemon.registration import (
     MAX_VALUE_CHARS,
     check_texts,
+    checked_clocks,
     checked_iteration,
     checked_length,
     checked_order,
@@ -76,6 +77,7 @@ from gpuenergyd.wire.messages import (
     RankRegistration,
     RankRelease,
     ReleaseReply,
+    TrueClockRow,
 )
 
 log = logging.getLogger(__name__)
@@ -300,6 +302,7 @@ class Jobs:
             return None
         runner = session.runner
         iteration = checked_iteration(report, session.pp_rank, session.stage_rank)
+        clocks = checked_clocks(report)
         session.captured = report.captured
         session.gaps.reported(iteration.begin_ns, iteration.next_begin_ns)
         runner.last_report_mono_ns = time.monotonic_ns()
@@ -309,6 +312,8 @@ class Jobs:
                 setting.report(iteration)
             if runner.leases.is_suspended:
                 self.spawn(runner.resume())
+        if clocks:
+            self._record_true_clocks(session.gpu_uuid, clocks)
         energy_j, power_w = runner.job.figures_per_gpu()
         return IterationReply(
             runner.delivery.reply_to(iteration),
@@ -377,6 +382,13 @@ class Jobs:
                 self._latency_changed(gpu)
         elif runner is not None:
             runner.control_lost(f"GPU {change.gpu_uuid}: {change.error}")
+
+    def _record_true_clocks(self, gpu_uuid: str, clocks: Sequence[TrueClockRow]) -> None:
+        gpu = self.services.gpus.get(gpu_uuid)
+        before = None if gpu is None else gpu.switching.latency
+        if gpu is not None and before is not None and gpu.record_true_clocks(clocks):
+            record_latency(self.services.history, gpu, before)
+            self._latency_changed(gpu)
 
     def _latency_changed(self, changed: Gpu) -> None:
         for gpu in self.services.gpus.of_same_model(changed):

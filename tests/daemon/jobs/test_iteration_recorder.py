@@ -1,6 +1,6 @@
 """The number of stored timelines is bounded, however long a job runs and however many plans it gets."""
 
-from gpuenergyd.client.timing.thinning import STRIDES
+from gpuenergyd.client.thinning import STRIDES
 from gpuenergyd.core.job.issued_plans import MAX_PLANS_KEPT
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.daemon.jobs.iterations import TimelineSelection

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuenergyd.client.timing.thinning import NEW_ITERATIONS, STRIDES
+from gpuenergyd.client.thinning import NEW_ITERATIONS, STRIDES
 from gpuenergyd.core.job.messages import Event, JobPhase, RankReported
 from gpuenergyd.core.measurement.telemetry import RankIteration
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward

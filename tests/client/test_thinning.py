@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuenergyd.client.rank import RankClient, RankDescription
+from gpuenergyd.client.thinning import MOST_COST_RATIO, NEW_ITERATIONS, STRIDES, TimedIterations
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import HostRecorder, IterationTimes, RecordedIteration
-from gpuenergyd.client.timing.thinning import MOST_COST_RATIO, NEW_ITERATIONS, STRIDES, TimedIterations
 from gpuenergyd.wire.messages import OrderRow
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, plan_slice
 from tests.support.examples import examples
@@ -200,7 +200,7 @@ class ThinnedRank:
     """A rank whose client always costs too much, attached to a daemon that can do without times of instructions."""
 
     def __init__(self, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("gpuenergyd.client.timing.thinning.MOST_COST_RATIO", 0.0)
+        monkeypatch.setattr("gpuenergyd.client.thinning.MOST_COST_RATIO", 0.0)
         monkeypatch.setattr("gpuenergyd.client.reporter.REPORT_PERIOD_S", 0.0)
         self.daemon = daemon
         daemon.takes_untimed = True
@@ -306,7 +306,7 @@ def test_iterations_are_timed_for_another_daemon_and_for_one_that_does_not_know_
 def test_a_loop_that_waits_for_data_in_an_instruction_of_its_own_is_always_timed(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuenergyd.client.timing.thinning.MOST_COST_RATIO", 0.0)
+    monkeypatch.setattr("gpuenergyd.client.thinning.MOST_COST_RATIO", 0.0)
     daemon.takes_untimed = True
     order: tuple[OrderRow, ...] = (("F", 0, 0), ("B", 0, 0), ("D", 0, 0))
     client = RankClient(RANK, order=order, socket_path=daemon.socket_path)
