@@ -26,10 +26,12 @@ _LEAST_AGE_NS = 45_000_000
 """Shorter ages are ignored: half of one is within the error of latencies that is permitted."""
 _NUM_SHORT = 3
 """Times between changes of power that are shorter than that, from which it is known not to be kept."""
-_WIDEST_RATIO = 0.08
+_WIDEST_RATIO = 0.15
 """Of a time between changes: how inexact it may be."""
-_NUM_ALIKE = 5
+_NUM_ALIKE, _NUM_ALIKE_IF_BUSY = 6, 16
 """Times between changes, as long as the shortest, that show for how long a value is kept."""
+_TIGHT_RATIO, _NUM_TIGHT = 0.06, 3
+"""Times that are known as exactly as that, without which more are needed: the host is busy."""
 _ALIKE_RATIO = 0.07
 """How far a time may be from a multiple of the age, for each age in it."""
 _LEAST_SHARE = 0.25
@@ -190,7 +192,8 @@ class ClockAge:
         exact = [own for own in self._times_ns if own[1] - own[0] < _WIDEST_RATIO * own[1]]
         shortest_ns = min((longest_ns for _, longest_ns in exact), default=0)
         alike = [own for own in exact if own[0] <= (1 + _ALIKE_RATIO) * shortest_ns]
-        if len(alike) < max(_NUM_ALIKE, _LEAST_SHARE * len(exact)):
+        is_tight = sum(own[1] - own[0] < _TIGHT_RATIO * own[1] for own in alike) >= _NUM_TIGHT
+        if len(alike) < max(_NUM_ALIKE if is_tight else _NUM_ALIKE_IF_BUSY, _LEAST_SHARE * len(exact)):
             return
         period_ns = median(sum(own) / 2 for own in alike)
         if all(_is_multiple(sum(own) / 2, period_ns) for own in exact):
