@@ -99,7 +99,7 @@ class IterationObserver:
 
 _TIMELINES_PER_PLAN = 12
 _TIMELINE_EVERY = 96
-"""A multiple of the strides in `client/timing/thinning.py`, so that such an iteration is always timed."""
+"""A multiple of the strides in `client/thinning.py`, so that such an iteration is always timed."""
 _REPEAT_EVERY = 50
 
 
