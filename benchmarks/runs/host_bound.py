@@ -165,7 +165,7 @@ class Joined:
     """The step with the client."""
     client: RankClient | None
     switch: Callable[[bool], None]
-    """Takes the client out of the program, with False, or puts it back."""
+    """Takes the client out of the program, with False, or adds it again."""
 
 
 class TorchHooks:
@@ -526,20 +526,21 @@ def measure(
     for _ in range(SETTLING_STEPS):
         program.step()
     pairs, end_s = Pairs(), time.monotonic() + limit_s
-    while True:
+
+    def is_over() -> bool:
+        return len(pairs.step_s) >= max_pairs or time.monotonic() > end_s
+
+    while not is_over() and not (len(pairs.step_s) >= MIN_PAIRS and pairs.is_known()):
         clocks = Clocks()
         with program.joined(socket_path) as joined:
             session = Session(program, joined, device, clocks)
             pairs.first_s.append(session.first_s)
-            for _ in range(min(PAIRS_PER_SESSION, max_pairs - len(pairs.step_s))):
+            for _ in range(PAIRS_PER_SESSION):
                 session.run_pair(pairs)
-                if time.monotonic() > end_s:
+                if is_over():
                     break
             session.end()
         clocks.close()
-        num = len(pairs.step_s)
-        if time.monotonic() > end_s or num >= max_pairs or (num >= MIN_PAIRS and pairs.is_known()):
-            break
     figures, calls_s = pairs.figures(), call_time_s(program, socket_path)
     return {**figures, "calls_us": round(1e6 * calls_s, 1), "calls_ratio": round(calls_s / median(pairs.step_s), 6)}
 

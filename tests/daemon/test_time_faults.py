@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from gpuenergyd.core.measurement.telemetry import ClockHistory
-from gpuenergyd.daemon.gpus.inventory import Gpu, switch_calibration
+from gpuenergyd.daemon.gpus.inventory import Gpu
+from gpuenergyd.daemon.gpus.switches import switch_calibration
 from gpuenergyd.daemon.runtime.sleep_watch import SleepWatch
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.messages import GpuSample

@@ -198,12 +198,8 @@ class DeviceRecorder:
 
     def _probe_clock(self) -> None:
         """Have the true clock counted, in iterations whose instructions are timed, once there are plans with clocks."""
-        if self._is_probe_opened and self._probe is None:
-            return
         try:
-            if not self._is_probe_opened:
-                if not self._is_request_opened or self._device.graphs.gate.is_capturing:
-                    return
+            if not self._is_probe_opened and self._is_request_opened and not self._device.graphs.gate.is_capturing:
                 self._is_probe_opened = True
                 self._probe = self._device.open_clock_probe() if isinstance(self._device, CountsCycles) else None
             if self._probe is not None:

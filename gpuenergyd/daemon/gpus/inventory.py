@@ -10,14 +10,15 @@ from enum import StrEnum
 from gpuenergyd.core.host.measured_gpu import MeasuredGpu
 from gpuenergyd.core.measurement.switch_calibration import SwitchCalibration
 from gpuenergyd.core.measurement.telemetry import ClockHistory, EnergyCounter
-from gpuenergyd.core.pipeline.switching import LatencyBasis, ObservedSwitch, constant_latency
+from gpuenergyd.core.pipeline.switching import ObservedSwitch
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.daemon.gpus.history import GpuHistory
 from gpuenergyd.daemon.gpus.knobs import Knobs
+from gpuenergyd.daemon.gpus.switches import max_sm_clock_mhz, observed_switch, switch_calibration
 from gpuenergyd.daemon.gpus.switching_file import SavedSwitches
 from gpuenergyd.daemon.gpus.true_clocks import TrueClocks
 from gpuenergyd.errors import GpuNotFoundError, JobError
-from gpuenergyd.gpu.device import SAME_CLOCK_MHZ, GpuIdentity, RefusedValues
+from gpuenergyd.gpu.device import GpuIdentity, RefusedValues
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuSample
 from gpuenergyd.gpu.plausible import max_power_w
 from gpuenergyd.store.records import Record
@@ -30,8 +31,6 @@ _SwitchingKey = tuple[str, int, str | None]
 _NS_PER_S = 1_000_000_000
 _KEPT_S = 900
 """How long clock changes and energy counter readings are kept; longer than any iteration that can be planned."""
-_ASSUMED_SWITCH_LATENCY_S = 0.03
-"""Latency used until enough clock changes are measured, for GPUs with no published value; above an A100's."""
 
 
 class ClaimKind(StrEnum):
@@ -97,7 +96,7 @@ class Gpu:
     @property
     def max_sm_clock_mhz(self) -> int:
         """The highest SM clock of the GPU; 0 if the driver lists none and the GPU can only be observed."""
-        return _max_sm_clock_mhz(self.identity)
+        return max_sm_clock_mhz(self.identity)
 
     @property
     def full_speed_clock_mhz(self) -> int:
@@ -239,7 +238,7 @@ class Gpus:
                 gpu.counter.max_power_w = max_power_w(identity)
                 gpu.health, gpu.detail = GpuHealth.OK, ""
             else:
-                clocks = ClockHistory(_max_sm_clock_mhz(identity))
+                clocks = ClockHistory(max_sm_clock_mhz(identity))
                 self._gpus[gpu_uuid] = Gpu(identity, clocks, switching, host=self._host)
         for gpu_uuid in self._gpus.keys() - found.keys():
             gpu = self._gpus[gpu_uuid]
@@ -254,7 +253,7 @@ class Gpus:
         gpu.counter.max_power_w = max_power_w(identity)
 
     def _switching_of(self, identity: GpuIdentity) -> SwitchCalibration:
-        key = (identity.model_name, _max_sm_clock_mhz(identity), identity.driver_version)
+        key = (identity.model_name, max_sm_clock_mhz(identity), identity.driver_version)
         if key not in self._switching_of_model:
             self._switching_of_model[key] = calibration = switch_calibration(identity)
             calibration.restore(self._restored_switches(*key))
@@ -359,48 +358,9 @@ class Gpus:
                 gpu.claim = None
 
 
-def _max_sm_clock_mhz(identity: GpuIdentity) -> int:
-    return max(identity.supported_sm_clocks_mhz, default=0)
-
-
 def _power_limit_range_w(identity: GpuIdentity) -> tuple[float, float] | None:
     low_w, default_w = identity.min_power_limit_w, identity.default_power_limit_w
     return None if low_w is None or default_w is None or low_w >= default_w else (low_w, default_w)
-
-
-def switch_calibration(identity: GpuIdentity) -> SwitchCalibration:
-    """Return the switch latency estimator of a GPU model, with its published or the assumed latency as prior."""
-    if identity.switch_latency_s is None:
-        prior = constant_latency(_ASSUMED_SWITCH_LATENCY_S)
-    else:
-        prior = constant_latency(identity.switch_latency_s, LatencyBasis.PUBLISHED)
-    return SwitchCalibration(_max_sm_clock_mhz(identity), prior)
-
-
-def observed_switch(change: ClockChangeReport) -> ObservedSwitch | None:
-    """Return the measured latency of a clock change; None if the clock read back is not the requested one."""
-    before_mhz, requested_mhz, actual_mhz = (
-        change.previous_sm_clock_mhz,
-        change.requested_sm_clock_mhz,
-        change.actual_sm_clock_mhz,
-    )
-    if before_mhz is None or abs(before_mhz - requested_mhz) <= SAME_CLOCK_MHZ:
-        return None
-    was_observed = change.effective_mono_ns is not None
-    if was_observed and (actual_mhz is None or abs(actual_mhz - requested_mhz) > SAME_CLOCK_MHZ):
-        return None
-    if not was_observed and change.unseen_until_mono_ns is None:
-        return None
-    observed_ns, unobserved_ns = change.effective_mono_ns, change.unseen_until_mono_ns or change.returned_mono_ns
-    return ObservedSwitch(
-        from_sm_clock_mhz=before_mhz,
-        to_sm_clock_mhz=requested_mhz,
-        handover_s=max(0, change.called_mono_ns - change.due_mono_ns - change.blocked_ns) / _NS_PER_S,
-        call_s=(change.returned_mono_ns - change.called_mono_ns) / _NS_PER_S,
-        settle_low_s=(unobserved_ns - change.returned_mono_ns) / _NS_PER_S,
-        settle_high_s=None if observed_ns is None else (observed_ns - change.returned_mono_ns) / _NS_PER_S,
-        clock_age_s=change.clock_age_ns / _NS_PER_S,
-    )
 
 
 def utc_at(mono_ns: int) -> datetime:

@@ -21,7 +21,8 @@ from gpuenergyd.core.measurement.calibration import (
 )
 from gpuenergyd.core.pipeline.switching import ObservedSwitch
 from gpuenergyd.count_text import count_text
-from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, Gpus, observed_switch
+from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, Gpus
+from gpuenergyd.daemon.gpus.switches import observed_switch
 from gpuenergyd.daemon.manual_leases.leases import LeaseHolder, ManualLease, ManualLeases
 from gpuenergyd.daemon.ports import WorkerPort
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials

@@ -12,7 +12,8 @@ import pytest
 
 from gpuenergyd.core.measurement.telemetry import ClockHistory
 from gpuenergyd.core.pipeline.switching import Direction, LatencyBasis
-from gpuenergyd.daemon.gpus.inventory import Gpu, observed_switch, switch_calibration
+from gpuenergyd.daemon.gpus.inventory import Gpu
+from gpuenergyd.daemon.gpus.switches import observed_switch, switch_calibration
 from gpuenergyd.gpu.device import GpuReading
 from gpuenergyd.gpu.drivers.nvml import NvmlHost
 from gpuenergyd.gpu.link.messages import ClockChangeReport

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuenergyd.core.measurement.telemetry import ClockHistory
-from gpuenergyd.daemon.gpus.inventory import Gpu, switch_calibration
+from gpuenergyd.daemon.gpus.inventory import Gpu
+from gpuenergyd.daemon.gpus.switches import switch_calibration
 from gpuenergyd.gpu.device import EnergyReading, GpuDetails, GpuIdentity, GpuReading
 from gpuenergyd.gpu.link.messages import GpuSample
 from gpuenergyd.gpu.plausible import max_power_w, plausible
