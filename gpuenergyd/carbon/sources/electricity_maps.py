@@ -39,7 +39,7 @@ class ElectricityMaps:
         return checked_reply(self.signal, self._values(_rows(reply, "history")), now_at)
 
     def fetch_past(self, begin_at: datetime, end_at: datetime) -> SourceReply:
-        """Return the values of a past period of at most 10 days, where the plan of the key includes them."""
+        """Return the values of a past period of at most 10 days, if the plan of the key includes them."""
         window = {"start": f"{begin_at:%Y-%m-%dT%H:%MZ}", "end": f"{end_at:%Y-%m-%dT%H:%MZ}"}
         reply = self._ask("past-range", window)
         return checked_reply(self.signal, self._values(_rows(reply, "data")), end_at)

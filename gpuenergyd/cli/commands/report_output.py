@@ -40,7 +40,7 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportRequest:
-    """Parsed options of `gpuenergyd report`; None where an option was not given."""
+    """Parsed options of `gpuenergyd report`; None for options that were not given."""
 
     since: str | None = None
     until: str | None = None

@@ -31,7 +31,7 @@ MAX_INSTRUCTIONS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """Options of `gpuenergyd plan`; None where an option was not given."""
+    """Options of `gpuenergyd plan`; None for options that were not given."""
 
     schedule: str | None = None
     order: Path | None = None

@@ -32,7 +32,7 @@ HELP_FLAGS = ("-h", "--help")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """A program to start and the options of its job; None where an option was not given."""
+    """A program to start and the options of its job; None for options that were not given."""
 
     command: tuple[str, ...]
     job: str | None = None

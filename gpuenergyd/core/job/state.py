@@ -68,7 +68,7 @@ class JobState:
     orders: OperatorOrders = field(default_factory=OperatorOrders)
     """Operators' orders; the description already includes them."""
     as_registered: OperatorOrders = field(init=False)
-    """Choices of the program, which apply where operators order nothing."""
+    """Choices of the program, which apply unless an operator has changed them."""
     before_end: tuple[JobPhase, str] | None = None
     """Phase and reason just before the job ended."""
 

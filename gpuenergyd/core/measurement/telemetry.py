@@ -163,7 +163,7 @@ class EnergyCounter:
     _is_interrupted: bool = False
     _last_j: float = 0.0
     _excess_j: float = 0.0
-    """Energy shown by the counter since the reset beyond what is possible."""
+    """Energy that the counter has shown since the reset in excess of what is possible."""
     _credit_j: float = 0.0
     """Energy that was possible but not used, up to a limit."""
     _power: PowerReadings = field(default_factory=PowerReadings)

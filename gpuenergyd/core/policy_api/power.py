@@ -90,7 +90,7 @@ class PowerDecision:
     predicted_w: float
     """Predicted mean power of the host, `other_power_w` included."""
     least_w: float
-    """Minimum power of the host that can be reached by plans alone."""
+    """Minimum power of the host that plans can reach, without any other means."""
     price_per_w: float | None = None
     """Dual price of the budget: weighted speed, in GPUs at full speed, gained by one more watt. 0 if power is left
     over, None if no job follows a target."""

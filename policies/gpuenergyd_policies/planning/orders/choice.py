@@ -3,7 +3,7 @@
 Theory of operation. The best shape of an order does not depend on the number of microbatches once there are several
 times as many as ranks. Shapes of long pipelines are therefore compared with fewer microbatches, at a deadline with the
 same slowdown. The best shapes are then solved on the whole pipeline with real clocks, and the cheapest plan is chosen.
-Plain 1F1B belongs to the family; where splitting costs nothing, 1F1B with split backwards is at least as good instead.
+Plain 1F1B is one of the shapes; if splitting costs nothing, 1F1B with split backwards is at least as good.
 """
 
 from dataclasses import replace
