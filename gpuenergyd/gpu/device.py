@@ -2,21 +2,13 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol, TypeVar, runtime_checkable
 
+from gpuenergyd.core.host.facts import EnergyScope
 from gpuenergyd.errors import GpuUnsupportedError
 
 SAME_CLOCK_MHZ = 16
 """About one clock step: clocks that differ by no more are taken as the same one."""
-
-
-class EnergyScope(StrEnum):
-    """What power and energy counter of a GPU cover."""
-
-    GPU = "gpu"
-    MODULE = "module"
-    """On a superchip such as GH200 the GPU, its processor and their memory: never to be called the GPU's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from gpuenergyd.core.host.facts import EnergyScope
 from gpuenergyd.core.job.result_text import (
     NOT_SIGNIFICANT,
     cost_text,
@@ -13,7 +14,6 @@ from gpuenergyd.core.job.result_text import (
 )
 from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 from gpuenergyd.count_text import count_text
-from gpuenergyd.gpu.device import EnergyScope
 from gpuenergyd.report import formatting
 from gpuenergyd.report.job import JobReport
 from gpuenergyd.store import JobSummary

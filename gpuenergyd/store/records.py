@@ -43,7 +43,7 @@ class JobRecord:
     started_at: datetime
     tags: tuple[tuple[str, str], ...] = ()
     energy_scope: str | None = None
-    """What its GPUs' energy counters cover, a `gpu.device.EnergyScope`; None if an earlier version recorded the job."""
+    """What its GPUs' energy counters cover, an `EnergyScope`; None if an earlier version recorded the job."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from gpuenergyd.core.host.facts import (
     DaemonFacts,
     DiskFacts,
     DriverFacts,
+    EnergyScope,
     GpuFacts,
     HistoryFacts,
     HostFacts,
@@ -28,7 +29,7 @@ from gpuenergyd.core.host.facts import (
 )
 from gpuenergyd.daemon.settings import COMMAND, FETCHER_UNIT_DIR, NVML, SIMULATED, Settings, load_settings
 from gpuenergyd.errors import CarbonSourceError, GpuEnergyError, JournalError, StoreError, UsageError
-from gpuenergyd.gpu.device import EnergyScope, GpuDriver, GpuIdentity, HasSettings
+from gpuenergyd.gpu.device import GpuDriver, GpuIdentity, HasSettings
 
 T = TypeVar("T")
 

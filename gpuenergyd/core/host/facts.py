@@ -5,6 +5,14 @@ from datetime import datetime
 from enum import StrEnum
 
 
+class EnergyScope(StrEnum):
+    """What power and energy counter of a GPU cover."""
+
+    GPU = "gpu"
+    MODULE = "module"
+    """On a superchip such as GH200 the GPU, its processor and their memory: never to be called the GPU's."""
+
+
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
     """Facts about one GPU that need no privilege."""

@@ -21,9 +21,10 @@ from typing import Any, Self
 
 import pynvml
 
+from gpuenergyd.core.host.facts import EnergyScope
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import DriverError, GpuError, GpuLostError, GpuNotFoundError, GpuUnsupportedError
-from gpuenergyd.gpu.device import EnergyReading, EnergyScope, GpuDetails, GpuIdentity, GpuReading
+from gpuenergyd.gpu.device import EnergyReading, GpuDetails, GpuIdentity, GpuReading
 from gpuenergyd.gpu.drivers.nvml_errors import NEVER_HERE, TRANSIENT, UNINITIALIZED, nvml_error
 from gpuenergyd.gpu.drivers.published_figures import published_blocking_power_w, published_switch_latency_s
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from rich.text import Text
 
+from gpuenergyd.core.host.facts import EnergyScope
 from gpuenergyd.core.job.operator_orders import SOURCE_TEXTS
 from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, cost_text, predicted_saving_text
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.timetable import ONE_CLOCK, TIMETABLE
 from gpuenergyd.count_text import count_text
-from gpuenergyd.gpu.device import EnergyScope
 from gpuenergyd.report.formatting import (
     MISSING,
     MODULE_NOTE,

@@ -92,7 +92,7 @@ class JobSummary:
     num_estimated_iterations: int = 0
     """Number of iterations with estimated energy, because they were shorter than the time between counter readings."""
     energy_scope: str | None = None
-    """What the energy counters include, a `gpu.device.EnergyScope`; None if an earlier version recorded the job."""
+    """What the energy counters include, an `EnergyScope`; None if an earlier version recorded the job."""
     run_key: str = ""
     """Key shared by the processes of one run, see `store.reading.trainings`."""
     dp_rank: int = 0

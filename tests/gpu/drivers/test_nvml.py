@@ -13,6 +13,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from gpuenergyd.core.host.facts import EnergyScope
 from gpuenergyd.errors import (
     DriverError,
     GpuError,
@@ -20,7 +21,6 @@ from gpuenergyd.errors import (
     GpuPermissionError,
     GpuUnsupportedError,
 )
-from gpuenergyd.gpu.device import EnergyScope
 from gpuenergyd.gpu.drivers.nvml import NvmlHost
 from gpuenergyd.gpu.drivers.nvml_errors import nvml_error
 from gpuenergyd.gpu.worker.threads.counter_edges import EnergyEdges
