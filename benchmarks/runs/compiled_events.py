@@ -2,7 +2,7 @@
 
 Each call holds the interpreter's lock, as torch does, and takes 1 to 2 us. The device is as far behind the program as a
 GPU behind a launch-bound one: an event completes 20 us after it was recorded, in order. Values that the stream writes
-into host memory are written at once: a thread that waits for one looks every 0.5 ms only. Compiled with gcc when the
+into host memory are written at once: the thread that waits for one looks every 0.5 ms only. Compiled with gcc when the
 benchmark runs.
 
 The times between events are CPU time of the training thread, so that other programs on the host change nothing of what

@@ -165,11 +165,11 @@ class Joined:
     """The step with the client."""
     client: RankClient | None
     switch: Callable[[bool], None]
-    """Takes the client out of the program, with False, or adds it again."""
+    """Takes the client out of the program, with False, or restores it."""
 
 
 class TorchHooks:
-    """All hooks that torch calls in the steps of a loop, removed and added again together."""
+    """All hooks that torch calls in the steps of a loop, removed and restored together."""
 
     def __init__(self, model: nn.Module) -> None:
         names = ("forward_pre_hooks", "forward_hooks", "backward_pre_hooks", "backward_hooks")
@@ -180,7 +180,7 @@ class TorchHooks:
         self._removed: list[dict[Any, Any]] = []
 
     def switch(self, is_on: bool) -> None:  # noqa: FBT001  a Joined.switch
-        """Put the hooks back, or take them away."""
+        """Restore the hooks, or remove them."""
         if is_on:
             for hooks, removed in zip(self._hooks, self._removed, strict=False):
                 hooks.update(removed)
@@ -489,7 +489,7 @@ class Session:
         pairs.threads_s.append(threads_ns / 1e9 / len(times_s[CLIENT]))
 
     def end(self) -> None:
-        """Put the client back, so that it can leave."""
+        """Restore the client, so that it can leave."""
         self._switch(is_on=True)
 
     def _run_step(self, *, is_client: bool) -> tuple[float, float, float]:
