@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,10 @@ import pytest
 
 from gpuenergyd.cli.main import run
 from gpuenergyd_sim.driver.host import InstructionWork, SimulatedHost
+from tests.plugins.idle.idle_kills import VICTIMS, IdleKills
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
+from tests.support.fake_nvml.control import FakeNvmlControl
+from tests.support.fake_nvml.library import build_library, compiler
 from tests.support.waiting import wait_until
 
 WORK = InstructionWork(memory_time_s=0.0, compute_time_s=0.5, power_coefficient_w_per_mhz=0.1)
@@ -100,3 +104,40 @@ def test_any_death_restores_a_lowered_gpu(victim: str, tmp_path: Path) -> None:
             os.kill(worker["pid"], signal.SIGKILL)
         wait_until(lambda: host.num_clock_sets(gpu) > sets_before)
         wait_until(lambda: host.locked_sm_clock_mhz(gpu) is None or victim != "daemon")
+
+
+@pytest.mark.thorough
+def test_no_kill_leaves_an_idle_gpu_lowered(tmp_path: Path) -> None:
+    rig = IdleKills(tmp_path, random.Random(3))
+    try:
+        kills = list(rig.run(2 * len(VICTIMS)))
+    finally:
+        rig.close()
+    assert [kill for kill in kills if kill.num_left or not kill.num_lowered] == []
+
+
+def test_with_nvml_the_lock_of_another_program_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if compiler() is None:
+        pytest.skip("no C compiler")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(build_library()))
+    monkeypatch.setenv("GPUENERGYD_FAKE_NVML_WORLD", str(tmp_path / "world"))
+    settings = {"driver": "nvml", "mode": "control", "service_options": ENABLED}
+    daemon = DaemonProcess(tmp_path, overrides=settings)
+    with FakeNvmlControl(daemon.world_path) as control:
+        control.set_privileged(True)
+        daemon.start()
+        host = SimulatedHost.open(daemon.world_path)
+        gpu = host.identities()[0].gpu_uuid
+        host.attach_process(gpu, os.getpid())
+        try:
+            wait_until(lambda: host.locked_sm_clock_mhz(gpu) == LOW_MHZ, log=lambda: daemon.log)
+            assert run(["status", "--socket", str(daemon.socket_path)]) == 0
+            host.lock_sm_clock(gpu, 900)  # as `nvidia-smi -lgc` of an administrator
+            wait_until(lambda: not _of_first(daemon)["is_lowered"], log=lambda: str(_of_first(daemon)))
+            host.begin_work(gpu, WORK)
+            wait_until(lambda: _of_first(daemon)["use"] == "other-work")
+            assert host.locked_sm_clock_mhz(gpu) == 900
+        finally:
+            assert daemon.stop() == 0
+        assert host.locked_sm_clock_mhz(gpu) == 900
+        host.close()
