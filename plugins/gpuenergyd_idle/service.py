@@ -6,6 +6,7 @@ before the lease begins.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 _PROCESSES_PERIOD_S = 5.0
 _STORE_PERIOD_S = 60.0
 _RETRY_S = 2.0
+_LIFT_LIMIT_S = 5.0
 
 
 @dataclass(slots=True)
@@ -79,8 +81,13 @@ class IdleService:
         self._periodic.start()
 
     async def close(self) -> None:
-        """Store what is left; the daemon then lifts all clocks."""
+        """Lift all clocks, since a daemon that hands its jobs over restores nothing, and store what is left."""
         self._periodic.close()
+        self._acts = False
+        for uuid in tuple(self._ceilings.idle_clocks):
+            self._ceilings.set_idle_clock(uuid, None)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ceilings.settled(), _LIFT_LIMIT_S)
         await self._store()
 
     def handle_samples(self, samples: Sequence[GpuSample]) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from gpuenergyd.cli.main import run
+from gpuenergyd.client.connection import HttpConnection
 from gpuenergyd_sim.driver.host import InstructionWork, SimulatedHost
 from tests.plugins.idle.idle_kills import VICTIMS, IdleKills
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
 from tests.support.fake_nvml.control import FakeNvmlControl
 from tests.support.fake_nvml.library import build_library, compiler
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 WORK = InstructionWork(memory_time_s=0.0, compute_time_s=0.5, power_coefficient_w_per_mhz=0.1)
 LOW_MHZ = 210
@@ -65,6 +66,11 @@ def test_only_observed_gpus_are_counted_and_never_changed(tmp_path: Path, capsys
         assert host.num_clock_sets(gpu) == 0
         assert run(["idle", "show", "--socket", str(daemon.socket_path)]) == 0
         assert "idle with a context" in capsys.readouterr().out
+        connection = HttpConnection(str(daemon.socket_path))
+        text = connection.request("GET", "/v1/metrics", None, limit_s=LIMIT_S)[1].decode()
+        connection.close()
+        assert f'gpuenergyd_gpu_use_seconds_total{{gpu_uuid="{gpu}",index="0",' in text
+        assert f'gpuenergyd_gpu_idle_lowered{{gpu_uuid="{gpu}",index="0",' in text
 
     assert run(["idle", "report", "--database", str(daemon.database_path), "--json"]) == 0
     uses = {own["use"]: own for own in json.loads(capsys.readouterr().out)["uses"] if own["gpu_uuid"] == gpu}
