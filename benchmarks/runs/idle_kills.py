@@ -13,6 +13,7 @@ import random
 import sys
 import tempfile
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -50,7 +51,11 @@ def _of_host(task: tuple[str, int]) -> list[IdleKill]:
     with tempfile.TemporaryDirectory(prefix="idle-kills-", ignore_cleanup_errors=True) as folder:
         rig = IdleKills(Path(folder), random.Random(seed))
         try:
-            return list(rig.run(num_kills))
+            kills = []
+            for kill in rig.run(num_kills):
+                kills.append(kill)
+                print(json.dumps(asdict(kill)), file=sys.stderr, flush=True)
+            return kills
         finally:
             rig.close()
 

@@ -97,11 +97,11 @@ class IdleKills:
                 _kill(*pids)
         left = set(sets_before)
         while left and time.monotonic() < begun_s + LIMIT_S:
-            # A living daemon may lower a GPU again before this loop sees it lifted.
-            left -= {gpu for gpu in left if self._host.num_clock_sets(gpu) > sets_before[gpu]}
+            if victim in {"daemon", "all"}:
+                left &= self._lowered()
+            else:  # a living daemon may lower a GPU again before this loop sees it lifted
+                left -= {gpu for gpu in left if self._host.num_clock_sets(gpu) > sets_before[gpu]}
             time.sleep(0.002)
-        if victim in {"daemon", "all"}:
-            wait_until(lambda: not self._lowered())
         return IdleKill(victim, len(sets_before), len(left), time.monotonic() - begun_s)
 
     def _kill_daemon(self) -> None:
