@@ -125,11 +125,14 @@ def stored_use(database: str | Path, since: datetime | None = None) -> tuple[Sto
             uuid,
             model_name,
             GpuUse(use),
-            UseTotal(*sums[:4]),
-            *(value or 0.0 for value in sums[4:8]),
-            saving_basis=sums[8],
+            UseTotal(*sums),
+            saved_j or 0.0,
+            mean_j or 0.0,
+            low_j or 0.0,
+            high_j or 0.0,
+            basis,
         )
-        for host, uuid, use, model_name, *sums in found
+        for host, uuid, use, model_name, *sums, saved_j, mean_j, low_j, high_j, basis in found
     )
 
 

@@ -13,6 +13,7 @@ from gpuenergyd.daemon.gpus.inventory import Gpu, GpuClaim
 from gpuenergyd.daemon.settings import load_settings
 from gpuenergyd.gpu.device import GpuDetails
 from gpuenergyd.gpu.link.messages import GpuHealth, GpuSample
+from gpuenergyd_idle.rules.use import GpuUse
 from gpuenergyd_idle.service import IdleService
 from gpuenergyd_idle.store import stored_use
 from tests.daemon.test_host_services import parts
@@ -41,8 +42,8 @@ class Host:
             self.service.handle_samples([replace(sample, utilization_ratio=utilization_ratio)])
             self.service._followed[GPU].num_processes = 1
 
-    @property
     def is_lowered(self) -> bool:
+        """Return whether the GPU is to be lowered."""
         return GPU in self.parts.ceilings.idle_clocks
 
     def of_gpu(self) -> dict[str, Any]:
@@ -67,20 +68,20 @@ def scenario(check: Callable[[Host], None], folder: Path, **settings: Any) -> Ho
 def test_a_stop_lifts_before_jobs_are_handed_over_and_keeps_account_and_hours(tmp_path: Path) -> None:
     def check(host: Host) -> None:
         host.read(300)
-        assert host.is_lowered
+        assert host.is_lowered()
         host.read(5, utilization_ratio=1.0)
-        assert not host.is_lowered
+        assert not host.is_lowered()
         host.service._followed[GPU].idle.account.lost_s = 1.5
         host.read(900)
-        assert host.is_lowered
+        assert host.is_lowered()
 
     host = scenario(check, tmp_path)
-    assert not host.is_lowered
+    assert not host.is_lowered()
     assert host.service.trouble is None
     uses = {own.use: own.total for own in stored_use(host.parts.settings.database_url)}
-    assert uses["idle-context"].time_s == pytest.approx(120, abs=2)
-    assert uses["idle-context"].energy_j == pytest.approx(120 * 60, abs=120)
-    assert uses["idle-context"].lowered_s > 30
+    assert uses[GpuUse.IDLE_CONTEXT].time_s == pytest.approx(120, abs=2)
+    assert uses[GpuUse.IDLE_CONTEXT].energy_j == pytest.approx(120 * 60, abs=120)
+    assert uses[GpuUse.IDLE_CONTEXT].lowered_s > 30
 
     def has_account(later: Host) -> None:
         later.read(1)
@@ -106,12 +107,12 @@ def test_who_else_uses_a_gpu_keeps_and_lifts_its_clock(
 ) -> None:
     def check(host: Host) -> None:
         host.read(300)
-        assert host.is_lowered
+        assert host.is_lowered()
         obstacle(host.gpu)
         host.read(1)
-        assert not host.is_lowered
+        assert not host.is_lowered()
         host.read(900)
-        assert not host.is_lowered
+        assert not host.is_lowered()
         assert host.of_gpu()["reason"].startswith(reason)
 
     scenario(check, tmp_path)
@@ -123,7 +124,7 @@ def test_who_else_uses_a_gpu_keeps_and_lifts_its_clock(
 def test_nothing_is_lowered_where_the_settings_do_not_permit_it(settings: dict[str, Any], tmp_path: Path) -> None:
     def check(host: Host) -> None:
         host.read(3600)
-        assert not host.is_lowered
+        assert not host.is_lowered()
         assert not host.of_gpu()["is_lowered"]
 
     scenario(check, tmp_path, **settings)
@@ -136,6 +137,6 @@ def test_a_clock_that_a_new_worker_does_not_have_is_set_again_a_minute_later(tmp
         host.read(1)
         assert host.of_gpu()["reason"] == "lowered once it has been idle for 1 s" or not host.of_gpu()["is_lowered"]
         host.read(600)
-        assert host.is_lowered
+        assert host.is_lowered()
 
     scenario(check, tmp_path)
