@@ -59,6 +59,8 @@ class CappedWorker:
     may_set_clocks: bool = True
     """Whether the settings permit changing clocks; if not, only power limits are lowered."""
     _ceilings: dict[str, Ceiling] = field(default_factory=dict)
+    _idle_clocks: dict[str, int] = field(default_factory=dict)
+    """Lower clocks in MHz of GPUs that nobody has leased."""
     _lowered_clocks: set[str] = field(default_factory=set)
     """GPUs whose clock a ceiling may have lowered: added before the call, removed once the ceiling is lifted."""
     _lowered_limits: set[str] = field(default_factory=set)
@@ -69,7 +71,8 @@ class CappedWorker:
     _locks: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     """Per GPU, one change of lease or ceiling at a time; else a ceiling could be lifted under a replaced lease."""
     _due: set[str] = field(default_factory=set)
-    _applying: asyncio.Task[None] | None = None
+    _applying: set[asyncio.Task[None]] = field(default_factory=set)
+    """One task per GPU, so that none waits for the driver's calls for another."""
 
     # --- ceilings ---
 
@@ -84,6 +87,19 @@ class CappedWorker:
         self._ceilings = {uuid: ceiling for uuid, ceiling in ceilings.items() if ceiling != _NO_CEILING}
         self._apply_soon(changed)
 
+    @property
+    def idle_clocks(self) -> Mapping[str, int]:
+        """The GPUs that are lowered because nothing runs on them, and their clocks in MHz."""
+        return self._idle_clocks
+
+    def set_idle_clock(self, gpu_uuid: str, sm_clock_mhz: int | None) -> None:
+        """Lower the clock of a GPU while nobody leases it; None lifts it, and so do any other lease and any restore."""
+        if sm_clock_mhz is None:
+            self._idle_clocks.pop(gpu_uuid, None)
+        else:
+            self._idle_clocks[gpu_uuid] = sm_clock_mhz
+        self._apply_soon({gpu_uuid})
+
     def adopt(self, gpu_uuids: Sequence[str], lease_id: str, owner: LeaseOwner) -> None:
         """Record a lease that an earlier daemon acquired."""
         for uuid in gpu_uuids:
@@ -92,6 +108,7 @@ class CappedWorker:
     def handle_worker_ready(self) -> None:
         """Set all ceilings again, since a new worker has no leases."""
         self._leases.clear()
+        self._idle_clocks.clear()
         self._forget_lowered(tuple(self._lowered_clocks | self._lowered_limits))
         self._failed.clear()
         self._apply_soon(set(self._ceilings))
@@ -102,15 +119,15 @@ class CappedWorker:
 
     async def close(self) -> None:
         """Stop setting ceilings; the caller restores the GPUs."""
-        self._ceilings = {}
-        if self._applying is not None:
-            self._applying.cancel()
-            await asyncio.gather(self._applying, return_exceptions=True)
+        self._ceilings, self._idle_clocks = {}, {}
+        for task in self._applying:
+            task.cancel()
+        await asyncio.gather(*self._applying, return_exceptions=True)
 
     async def settled(self) -> None:
         """Wait until every present ceiling is set or has failed."""
-        while self._applying is not None:
-            await asyncio.wait({self._applying})
+        while self._applying:
+            await asyncio.wait(self._applying)
 
     # --- the worker port ---
 
@@ -120,6 +137,7 @@ class CappedWorker:
         match wanted:
             case AcquireLease(lease_id, gpu_uuids, owner, sets_clocks):
                 async with self._alone(gpu_uuids):
+                    await self._lift_idle(gpu_uuids)
                     reply = await self.worker.do(command, pidfds)
                     for uuid in gpu_uuids:
                         known = self._leases.get(uuid)
@@ -132,6 +150,7 @@ class CappedWorker:
                     async with self._alone(gpu_uuids):
                         for uuid in gpu_uuids:
                             self._leases.pop(uuid, None)
+                            self._idle_clocks.pop(uuid, None)
                         self._forget_lowered(gpu_uuids)
                         return await self.worker.do(command)
                 finally:
@@ -163,7 +182,7 @@ class CappedWorker:
         return ceiling_w
 
     def _send_clocks(self, gpu_uuid: str, request: ClockRequest) -> None:
-        ceiling_mhz = self._ceilings.get(gpu_uuid, _NO_CEILING).sm_clock_mhz
+        ceiling_mhz = self._ceiling(gpu_uuid).sm_clock_mhz
         if ceiling_mhz is not None:
             self._lowered_clocks.add(gpu_uuid)
             later = tuple(replace(c, sm_clock_mhz=min(c.sm_clock_mhz, ceiling_mhz)) for c in request.later)
@@ -173,22 +192,32 @@ class CappedWorker:
             gpu.requested_sm_clock_mhz = request.first_sm_clock_mhz
         self.worker.request_clock(gpu_uuid, request)
 
-    def _apply_soon(self, gpu_uuids: set[str]) -> None:
-        self._due |= gpu_uuids
-        if self._due and self._applying is None:
-            self._applying = asyncio.get_running_loop().create_task(self._apply_all(), name="power ceilings")
+    def _ceiling(self, gpu_uuid: str) -> Ceiling:
+        """Return the ceiling of a GPU, with its lower clock while nobody leases it."""
+        ceiling, idle_mhz = self._ceilings.get(gpu_uuid, _NO_CEILING), self._idle_clocks.get(gpu_uuid)
+        lease = self._leases.get(gpu_uuid)
+        if idle_mhz is None or not (lease is None or lease.is_ours):
+            return ceiling
+        return replace(ceiling, sm_clock_mhz=min(idle_mhz, ceiling.sm_clock_mhz or idle_mhz))
 
-    async def _apply_all(self) -> None:
-        try:
-            while self._due:
-                due, self._due = self._due, set()
-                await asyncio.gather(*map(self._apply, sorted(due)))
-        finally:
-            self._applying = None
+    async def _lift_idle(self, gpu_uuids: Sequence[str]) -> None:
+        """Restore GPUs that are lowered for idleness: the next holder may not set clocks."""
+        for uuid in gpu_uuids:
+            lease = self._leases.get(uuid)
+            if self._idle_clocks.pop(uuid, None) is not None and lease is not None and lease.is_ours:
+                await self._set(uuid)
+
+    def _apply_soon(self, gpu_uuids: set[str]) -> None:
+        for uuid in sorted(gpu_uuids - self._due):
+            task = asyncio.get_running_loop().create_task(self._apply(uuid), name="power ceilings")
+            self._applying.add(task)
+            task.add_done_callback(self._applying.discard)
+        self._due |= gpu_uuids
 
     async def _apply(self, gpu_uuid: str) -> None:
         """Set the present ceiling of a GPU, or lift the previous one."""
         async with self._alone((gpu_uuid,)):
+            self._due.discard(gpu_uuid)
             try:
                 await self._set_with_any_lease(gpu_uuid)
             except GpuError as error:
@@ -205,7 +234,7 @@ class CappedWorker:
             await self._set(gpu_uuid)
         except GpuError:
             # The worker may have ended the lease known here, for instance because its process has just died.
-            if known is None or gpu_uuid not in self._ceilings:
+            if known is None or self._ceiling(gpu_uuid) == _NO_CEILING:
                 raise
             del self._leases[gpu_uuid]
             try:
@@ -215,7 +244,7 @@ class CappedWorker:
                 raise
 
     async def _set(self, gpu_uuid: str) -> None:
-        ceiling, lease = self._ceilings.get(gpu_uuid, _NO_CEILING), self._leases.get(gpu_uuid)
+        ceiling, lease = self._ceiling(gpu_uuid), self._leases.get(gpu_uuid)
         if ceiling == _NO_CEILING and (lease is None or lease.is_ours):
             if lease is not None:
                 await self.worker.do(Restore((gpu_uuid,), "its power ceiling is gone"))

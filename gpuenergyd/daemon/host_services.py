@@ -17,13 +17,12 @@ from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.ports import HistoryPort
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply
-from gpuenergyd.daemon.settings import Settings
+from gpuenergyd.daemon.settings import SERVICES_GROUP, Settings
 from gpuenergyd.errors import GpuEnergyError, UsageError
 from gpuenergyd.gpu.link.messages import GpuSample
 
 log = logging.getLogger(__name__)
 
-SERVICES_GROUP = "gpuenergyd.host_services"
 _POWER_LIMITS = ("power_budget_w", "power_schedule_path", "power_ramp_w_per_s")
 """Settings that only the service `power` enforces."""
 
@@ -112,5 +111,7 @@ def check_services(settings: Settings) -> None:
             log.warning(
                 "the power budget saved in %s, if still valid, is not in force: %s", settings.power_budget_path, missing
             )
+    if unknown := settings.service_options.keys() - services.keys():
+        raise UsageError(f"[{min(unknown)}]: no such service; installed: {', '.join(services)}")
     for service in services.values():
         service.check(settings)

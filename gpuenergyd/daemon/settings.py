@@ -10,6 +10,7 @@ import tempfile
 import tomllib
 from collections.abc import Mapping
 from enum import StrEnum
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,6 +34,7 @@ from gpuenergyd.gpu.restore.policy import RestorePolicy
 from gpuenergyd.quantities.tariff import MAX_PUE
 
 SYSTEM_CONFIG_PATH = Path("/etc/gpuenergyd/config.toml")
+SERVICES_GROUP = "gpuenergyd.host_services"
 DEFAULT_CONFIG_PATH = Path(__file__).with_name("default_config.toml")
 """The commented file that documents every setting; `gpuenergyd install` copies it."""
 ENVIRONMENT_PREFIX = "GPUENERGYD_"
@@ -181,6 +183,7 @@ class Settings(BaseSettings):
     power_target: str = Field(default=WATER_FILL, min_length=1, max_length=256)
     power_floor_ratio: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
     power_ramp_w_per_s: float | None = Field(default=None, gt=0, le=MAX_BUDGET_W, allow_inf_nan=False)
+    service_options: dict[str, dict[str, bool | int | float | str]] = Field(default_factory=dict)
     max_ranks_per_user: int = Field(default=1024, ge=1)
     max_jobs_per_user_per_h: int = Field(default=2000, ge=1)
     max_requests_per_user_per_s: float = Field(default=2000.0, gt=0, allow_inf_nan=False)
@@ -421,7 +424,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: {error}") from None
-    content = _with_policy_tables(content, where=str(path))
+    content = _with_service_tables(_with_policy_tables(content, where=str(path)))
     _require_known(content, where=str(path))
     return content
 
@@ -444,6 +447,18 @@ def _with_policy_tables(content: dict[str, Any], *, where: str) -> dict[str, Any
     if "default" in table:
         others["policy"] = table["default"]
     return {**others, "policy_options": tables} if tables else others
+
+
+def _with_service_tables(content: dict[str, Any]) -> dict[str, Any]:
+    """Return settings whose tables `[NAME]` of installed services are `service_options`."""
+    tables = {
+        key: value for key, value in content.items() if isinstance(value, dict) and key not in Settings.model_fields
+    }
+    if not tables:
+        return content
+    tables = {name: tables[name] for name in entry_points(group=SERVICES_GROUP).names if name in tables}
+    others = {key: value for key, value in content.items() if key not in tables}
+    return {**others, "service_options": {**content.get("service_options", {}), **tables}}
 
 
 def _require_known(given: Mapping[str, Any], *, where: str) -> None:

@@ -68,6 +68,8 @@ class GpuReading:
     """Instant by which the clock had been read, after `read_mono_ns`; None where all values are of one instant."""
     refused: tuple[RefusedValues, ...] = ()
     """What the driver has reported since the last reading that cannot be right."""
+    utilization_ratio: float | None = None
+    """Part of the driver's last sampling window, 0.1 to 1 s, in which a kernel ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class GpuDetails:
     requested_power_profiles: str | None = None
     """Numbers of the workload power profiles that programs have requested, e.g. `2,20`; empty if none."""
     enforced_power_profiles: str | None = None
+    is_display_active: bool | None = None
     foreign_sm_clock_mhz: int | None = None
     """Clock at which another program has locked the GPU; no driver reads it, the worker adds what the GPU has shown."""
 

@@ -52,6 +52,8 @@ def refusals(reading: GpuReading, identity: GpuIdentity) -> Iterator[tuple[str, 
     if not _is_within(reading.temperature_celsius, *_CELSIUS):
         low, high = _CELSIUS
         yield "temperature_celsius", f"{_shown(reading.temperature_celsius)} degrees, not within {low:g} and {high:g}"
+    if not _is_within(reading.utilization_ratio, 0.0, 1.0):
+        yield "utilization_ratio", f"{_shown(reading.utilization_ratio)}, not within 0 and 1"
 
 
 def is_possible_rise(rise_j: float, elapsed_s: float, most_w: float) -> bool:

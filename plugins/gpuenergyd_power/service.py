@@ -24,7 +24,7 @@ from gpuenergyd.daemon.processes.plugins import POWER_GROUP, check_policy_name
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.processes.power_queries import PowerQuery
 from gpuenergyd.daemon.settings import REFUSED_IN_OBSERVE, WATER_FILL, Settings
-from gpuenergyd.errors import JobError
+from gpuenergyd.errors import JobError, UsageError
 from gpuenergyd.gpu.link.messages import USABLE_HEALTH, GpuSample
 from gpuenergyd.store.records import ControlEventRecord
 from gpuenergyd.wire.daemon_codec import plain
@@ -80,6 +80,8 @@ class PowerService:
     @staticmethod
     def check(settings: Settings) -> None:
         """Check that the power target policy is installed if needed, and that the schedule can be read."""
+        if settings.service_options.get("power"):
+            raise UsageError("[power]: no such table; settings of the power budget begin with power_")
         if settings.power_target != WATER_FILL or settings.power_budget_w is not None:
             check_policy_name(settings.power_target, POWER_GROUP)
         if settings.power_schedule_path is not None:

@@ -178,3 +178,51 @@ async def test_administrators_stay_below_the_ceiling() -> None:
     owner = LeaseOwner("administrator-1", 1, 0)
     assert await capped.do(SetPowerLimit("administrator-1", "GPU-0", 380.0, owner)) == PowerLimit(250.0)
     assert worker.power_limits[-1] == ("GPU-0", 250.0)
+
+
+async def test_an_idle_clock_is_below_a_ceiling_and_gives_way_to_any_lease() -> None:
+    capped, worker = _capped()
+    capped.set_idle_clock("GPU-0", 600)
+    capped.set_ceilings({"GPU-0": Ceiling(900, None)})
+    await capped.settled()
+    assert worker.requested_clocks[-1] == ("GPU-0", 600, 0)
+    worker.calls.clear()
+    await capped.do(AcquireLease("job-1", ("GPU-0",), JOB, sets_clocks=False))
+    assert worker.requested_clocks[-1] == ("GPU-0", 900, 0)
+    assert not capped.idle_clocks
+    assert worker.calls == [("lease", ("GPU-0",))]
+
+
+async def test_an_idle_gpu_is_restored_before_a_lease_that_sets_no_clocks() -> None:
+    capped, worker = _capped()
+    capped.set_idle_clock("GPU-0", 600)
+    await capped.settled()
+    await capped.do(AcquireLease("job-1", ("GPU-0",), JOB, sets_clocks=False))
+    assert worker.calls == [("lease", ("GPU-0",)), ("restore", ("GPU-0",)), ("lease", ("GPU-0",))]
+
+
+async def test_an_idle_gpu_is_lifted_while_the_driver_hangs_for_another() -> None:
+    capped, worker = _capped()
+    capped.set_idle_clock("GPU-0", 600)
+    await capped.settled()
+    worker.may_lease = asyncio.Event()
+    capped.set_idle_clock("GPU-1", 600)
+    await asyncio.sleep(0)
+    capped.set_idle_clock("GPU-0", None)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert ("restore", ("GPU-0",)) in worker.calls
+    worker.may_lease.set()
+    await capped.settled()
+    assert capped.idle_clocks == {"GPU-1": 600}
+
+
+async def test_a_new_worker_finds_no_gpu_idle() -> None:
+    capped, worker = _capped()
+    capped.set_idle_clock("GPU-0", 600)
+    await capped.settled()
+    worker.calls.clear()
+    capped.handle_worker_ready()
+    await capped.settled()
+    assert not capped.idle_clocks
+    assert worker.calls == []

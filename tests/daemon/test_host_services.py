@@ -123,3 +123,20 @@ def test_a_requested_budget_without_the_service_that_keeps_it_is_logged(
 
     (line,) = caplog.messages
     assert "power-budget.json, if still valid, is not in force: no installed package provides the service" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heat": {}}, r"\[heat\]: no such service; installed: idle, power"),
+        ({"power": {"budget_w": 5}}, r"\[power\]: no such table"),
+        ({"idle": {"after": 5}}, r"\[idle\]: unknown option 'after'; valid: enabled, after_s"),
+        ({"idle": {"enabled": 1}}, r"\[idle\] enabled = 1: must be true or false"),
+        ({"idle": {"after_s": 0.1}}, r"\[idle\] after_s = 0.1: must be from 1 to 86400"),
+    ],
+    ids=str,
+)
+def test_options_that_no_service_takes_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    host_services.cache_clear()
+    with pytest.raises(UsageError, match=message):
+        check_services(load_settings(state_dir=tmp_path, service_options=options))

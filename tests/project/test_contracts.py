@@ -118,7 +118,7 @@ RESTORE = {"": "is_complete journal outcomes", "outcomes": "above_sm_clock_mhz c
 DOCTOR = {"": "findings is_degraded", "findings": "detail fix level subject"}
 STATUS = {
     "": (
-        "carbon clock_requests degraded_reasons driver ended_jobs files gpus host_energy is_degraded jobs"
+        "carbon clock_requests degraded_reasons driver ended_jobs files gpus host_energy idle is_degraded jobs"
         " measured_gpus mode mode_note pid policy_host power pue store swing uptime_s version watts_saved_interval"
         " watts_saved_w worker"
     ),
@@ -126,6 +126,12 @@ STATUS = {
         "curve division end_at excess_w host_power_w is_cutting jobs least_w mean_w measured_w num_cuts over_s policy"
         " power_budget_w predicted_w price_per_w reason share_w source speed trouble"
     ),
+    "idle": "after_s gpus is_acting is_enabled",
+    "idle.gpus": (
+        "allowed_lost_s by_use gpu_uuid index is_lowered lost_s lowered_sm_clock_mhz model_name num_lowerings reason"
+        " saving use use_age_s"
+    ),
+    "idle.gpus.by_use": "could_lower_s energy_j lowered_s time_s use",
     "worker": "heartbeat_age_s is_alive missing_capabilities num_restarts pid sentinel_pid",
     "policy_host": "activity is_alive num_restarts pid trouble",
     "clock_requests": "num_hostile num_stale",

@@ -25,6 +25,7 @@ from gpuenergyd.carbon.signal_file import SignalFile
 from gpuenergyd.cli.help.command_tree import described_commands
 from gpuenergyd.client.connection import HttpConnection
 from gpuenergyd.daemon.api.openapi import api_description
+from gpuenergyd.daemon.host_services import host_services
 from gpuenergyd.daemon.settings import Settings, load_settings
 from gpuenergyd.wire.instance_json import parse_instance
 from gpuenergyd.wire.profile_csv import parse_profile_table
@@ -227,7 +228,7 @@ def test_toml_blocks_are_read_as_settings_or_as_a_package(document: Path, tmp_pa
         return  # examples of single settings, generated from the default configuration file
     for block in (block for block in blocks(document) if block.language == "toml"):
         keys = set(tomllib.loads(block.text))
-        if keys <= set(Settings.model_fields):
+        if keys <= {*Settings.model_fields, *host_services()}:
             (tmp_path / "config.toml").write_text(block.text, encoding="utf-8")
             load_settings(tmp_path / "config.toml")
         else:

@@ -72,6 +72,15 @@ _JOB_SAVED_CARBON_GAUGES = (
     ("saved_by_timing_g", "saved_by_timing_grams", "Emissions saved by choosing the hours; may be negative."),
 )
 """Absent while the saving of the job is not significant."""
+_IDLE_GAUGES = (
+    ("is_lowered", "idle_lowered", "1 while its clock is lowered because only contexts are held."),
+    ("lost_s", "idle_lost_seconds", "Time that work lost because it began at a lowered clock."),
+)
+_USE_COUNTERS = (
+    ("time_s", "use_seconds", "Time by use since the daemon started."),
+    ("energy_j", "use_joules", "Energy by use since the daemon started."),
+    ("could_lower_s", "idle_could_lower_seconds", "Time in which an observing daemon would have lowered the clock."),
+)
 _GRID_GAUGES = (
     ("value", "signal", "Present value of the signal that targets follow."),
     ("age_s", "signal_age_seconds", "Time since the end of the newest known hour."),
@@ -145,6 +154,7 @@ class StatusCollector(Collector):
         yield from self._grid()
         yield from self._power()
         yield from self._swing()
+        yield from self._idle()
 
     def _gpus(self) -> Iterator[Metric]:
         labels = ["gpu_uuid", "index", "model_name"]
@@ -202,6 +212,18 @@ class StatusCollector(Collector):
             if key in swing:
                 gauge.add_metric([], swing[key])
             yield gauge
+
+    def _idle(self) -> Iterator[Metric]:
+        labels = ["gpu_uuid", "index", "model_name"]
+        gpus = (self._status.get("idle") or {"gpus": ()})["gpus"]
+        rows: list[_Row] = [(own, [own["gpu_uuid"], str(own["index"]), own["model_name"]]) for own in gpus]
+        yield from _gauges("gpu", _IDLE_GAUGES, labels, rows)
+        for key, name, text in _USE_COUNTERS:
+            family = CounterMetricFamily(f"gpuenergyd_gpu_{name}", text, labels=[*labels, "use"])
+            for own, values in rows:
+                for total in own["by_use"]:
+                    family.add_metric([*values, total["use"]], total[key])
+            yield family
 
     def _grid(self) -> Iterator[Metric]:
         grid = self._status.get("carbon")

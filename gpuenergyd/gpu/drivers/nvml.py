@@ -133,6 +133,7 @@ class NvmlHost:
         sm_clock_mhz = self._ask(gpu_uuid, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM)
         sm_clock_by_mono_ns = time.monotonic_ns()
         reasons = self._ask(gpu_uuid, "nvmlDeviceGetCurrentClocksEventReasons")
+        utilization = self._ask(gpu_uuid, "nvmlDeviceGetUtilizationRates")
         return GpuReading(
             gpu_uuid=gpu_uuid,
             read_mono_ns=read_mono_ns,
@@ -143,6 +144,7 @@ class NvmlHost:
             is_power_capped=None if reasons is None else bool(reasons & _REASON_SW_POWER_CAP),
             is_clock_limited=None if reasons is None else bool(reasons & ~_REASON_SET_CLOCKS),
             sm_clock_by_mono_ns=sm_clock_by_mono_ns,
+            utilization_ratio=None if utilization is None else utilization.gpu / 100.0,
         )
 
     def read_energy(self, gpu_uuid: str) -> EnergyReading:
@@ -163,6 +165,7 @@ class NvmlHost:
 
     def _details(self, gpu_uuid: str) -> GpuDetails:
         mig = self._ask(gpu_uuid, "nvmlDeviceGetMigMode")
+        display = self._ask(gpu_uuid, "nvmlDeviceGetDisplayActive")
         profiles = self._power_profiles(gpu_uuid)
         is_smoothing, profile, floor_w, secondary_floor_w = self._power_smoothing(gpu_uuid)
         limits_mw = self._ask(gpu_uuid, "nvmlDeviceGetPowerManagementLimitConstraints") or (None, None)
@@ -175,6 +178,7 @@ class NvmlHost:
             pci_address=_pci_address(self._ask(gpu_uuid, "nvmlDeviceGetPciInfo")),
             enforced_power_limit_w=_watts(self._ask(gpu_uuid, "nvmlDeviceGetEnforcedPowerLimit")),
             is_mig_enabled=None if mig is None else bool(mig[0]),
+            is_display_active=None if display is None else bool(display),
             application_sm_clock_mhz=self._ask(gpu_uuid, "nvmlDeviceGetApplicationsClock", pynvml.NVML_CLOCK_SM),
             application_memory_clock_mhz=self._ask(gpu_uuid, "nvmlDeviceGetApplicationsClock", pynvml.NVML_CLOCK_MEM),
             memory_clock_mhz=self._memory_clock_mhz(gpu_uuid),

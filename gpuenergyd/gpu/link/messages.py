@@ -300,6 +300,7 @@ class GpuSample:
     """Implausible values that the driver has reported since the last sample."""
     clock_age_ns: int = 0
     """How old the clock may be; 0 where drivers do not keep it, or it is not known."""
+    utilization_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from gpuenergyd_sim.driver.device_model import (
     draw_call_latency_s,
     draw_settle_s,
     draw_uniform,
+    has_worked_lately,
     is_power_capped,
     reported_sm_clock_mhz,
 )
@@ -97,6 +98,7 @@ class SimulatedGpus:
                 temperature_celsius=round(state.celsius, 1),
                 is_power_capped=is_power_capped(model, state),
                 is_clock_limited=state.activity is Activity.IDLE or is_power_capped(model, state),
+                utilization_ratio=float(has_worked_lately(state)),
             )
 
     def read_energy(self, gpu_uuid: str) -> EnergyReading:

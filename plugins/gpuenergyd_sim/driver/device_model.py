@@ -24,6 +24,8 @@ from gpuenergyd_sim.driver.device_parameters import MAX_Q, MODELS, DeviceParamet
 _NS_PER_S = 1_000_000_000
 _MASK64 = (1 << 64) - 1
 _TARGET_NOISE = 0x9E3779B97F4A7C15
+_UTILIZATION_NS = 100_000_000
+"""Measured on one H200: utilization is renewed every 100 ms."""
 NO_LOCK = 0
 NOTHING_PENDING = -1
 
@@ -204,6 +206,12 @@ def reported_sm_clock_mhz(model: DeviceParameters, state: GpuState) -> float:
 def is_power_capped(model: DeviceParameters, state: GpuState) -> bool:
     """Return whether the power cap keeps the clock below the lock."""
     return state.activity is Activity.WORKING and effective_sm_clock_mhz(model, state) < _ceiling_mhz(model, state)
+
+
+def has_worked_lately(state: GpuState) -> bool:
+    """Return whether an instruction ran in the window that the driver's utilization is of."""
+    is_recent = state.updated_ns - state.last_ended_ns <= _UTILIZATION_NS
+    return state.has_work or (state.last_ended_ns > 0 and is_recent)
 
 
 def remaining_s(model: DeviceParameters, state: GpuState) -> float:

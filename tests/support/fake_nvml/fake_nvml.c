@@ -791,7 +791,7 @@ typedef struct { unsigned gpu, memory; } utilization;
 int nvmlDeviceGetUtilizationRates(void *device, utilization *out) {
     READ(device);
     if (ctl && ctl->mig[gpu]) return NOT_SUPPORTED;
-    out->gpu = is_busy(&s) || s.is_occupied ? 100 : 0;
+    out->gpu = is_busy(&s) || (s.last_ended_ns > 0 && s.updated_ns - s.last_ended_ns <= 100000000) ? 100 : 0;
     out->memory = is_busy(&s) ? 50 : 0;
     return OK;
 }

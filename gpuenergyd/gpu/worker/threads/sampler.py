@@ -273,6 +273,7 @@ class Sampler(DriverThread):
             is_clock_limited=reading.is_clock_limited,
             refused=reading.refused,
             clock_age_ns=gpu.effect.age.age_ns,
+            utilization_ratio=reading.utilization_ratio,
         )
 
 

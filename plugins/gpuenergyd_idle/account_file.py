@@ -1,0 +1,45 @@
+"""Accounts of lost time on disk: a restarted daemon grants no second allowance for the same day."""
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpuenergyd.atomic_file import replace_file
+from gpuenergyd_idle.rules.lost_time import LostTimeAccount
+
+log = logging.getLogger(__name__)
+
+SavedAccount = tuple[float, float, float]
+"""Time lost, time worked, and the begin of the account as Unix time, in s."""
+
+
+def read_accounts(path: Path) -> dict[str, SavedAccount]:
+    """Return the saved accounts by GPU; none where the file is missing or damaged."""
+    try:
+        content = json.loads(path.read_bytes())
+        found = {str(uuid): (float(own[0]), float(own[1]), float(own[2])) for uuid, own in content.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        log.warning("%s cannot be used, accounts of lost time begin anew: %s", path, error)
+        return {}
+    return {uuid: own for uuid, own in found.items() if all(math.isfinite(value) and value >= 0 for value in own)}
+
+
+def save_accounts(path: Path, accounts: Mapping[str, SavedAccount]) -> None:
+    """Replace the file."""
+    try:
+        replace_file(path, json.dumps({uuid: list(own) for uuid, own in accounts.items()}).encode())
+    except OSError as error:
+        log.warning("accounts of lost time cannot be saved: %s", error)
+
+
+def opened_account(saved: SavedAccount | None, slow_ratio: float, now_s: float, now_unix_s: float) -> LostTimeAccount:
+    """Return a GPU's account, continued from a saved one."""
+    if saved is None:
+        return LostTimeAccount(slow_ratio, now_s)
+    lost_s, working_s, since_unix_s = saved
+    age_s = max(0.0, now_unix_s - since_unix_s)
+    return LostTimeAccount(slow_ratio, now_s - age_s, working_s=working_s, lost_s=lost_s)

@@ -1,0 +1,1 @@
+"""Decisions on idle GPUs: pure functions of readings and time."""

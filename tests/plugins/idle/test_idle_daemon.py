@@ -1,0 +1,149 @@
+"""Idle GPUs of a real daemon: who holds a context is lowered, who works is lifted, and any death restores."""
+
+import json
+import os
+import random
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuenergyd.cli.main import run
+from gpuenergyd.client.connection import HttpConnection
+from gpuenergyd_sim.driver.host import InstructionWork, SimulatedHost
+from tests.plugins.idle.idle_kills import VICTIMS, IdleKills
+from tests.support.daemon_process import DaemonProcess, running_daemon, training
+from tests.support.fake_nvml.control import FakeNvmlControl
+from tests.support.fake_nvml.library import build_library, compiler
+from tests.support.waiting import LIMIT_S, wait_until
+
+WORK = InstructionWork(memory_time_s=0.0, compute_time_s=0.5, power_coefficient_w_per_mhz=0.1)
+LOW_MHZ = 210
+ENABLED = {"idle": {"enabled": True, "after_s": 1.0}}
+
+
+@contextmanager
+def idle_daemon(folder: Path, **overrides: Any) -> Iterator[tuple[DaemonProcess, SimulatedHost, str]]:
+    """Run a daemon whose first GPU has a process that does nothing."""
+    settings = {"service_options": ENABLED, "requires_gpu_use": False, **overrides}
+    with running_daemon(folder, **settings) as daemon:
+        host = SimulatedHost.open(daemon.world_path)
+        gpu = host.identities()[0].gpu_uuid
+        host.attach_process(gpu, os.getpid())
+        try:
+            yield daemon, host, gpu
+        finally:
+            host.close()
+
+
+def _of_first(daemon: DaemonProcess) -> dict[str, Any]:
+    gpus = daemon.status()["idle"]["gpus"]
+    return dict(gpus[0]) if gpus else {"use": None, "is_lowered": False}
+
+
+def test_a_gpu_with_an_idle_context_is_lowered_and_work_lifts_it(tmp_path: Path) -> None:
+    with idle_daemon(tmp_path) as (daemon, host, gpu):
+        wait_until(lambda: host.locked_sm_clock_mhz(gpu) == LOW_MHZ, log=lambda: daemon.log)
+        shown = _of_first(daemon)
+        assert shown["is_lowered"]
+        assert shown["lowered_sm_clock_mhz"] == LOW_MHZ
+        assert "until work, a process, a job or a lease comes" in shown["reason"]
+        assert [lock for lock in daemon.locks_mhz() if lock is not None] == [LOW_MHZ]
+
+        host.begin_work(gpu, WORK)
+        wait_until(lambda: host.locked_sm_clock_mhz(gpu) is None)
+        wait_until(lambda: _of_first(daemon)["lost_s"] > 0)
+        assert not daemon.status()["is_degraded"]
+
+
+def test_only_observed_gpus_are_counted_and_never_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with idle_daemon(tmp_path, service_options={"idle": {"after_s": 1.0}}) as (daemon, host, gpu):
+        wait_until(lambda: any(own["could_lower_s"] > 0 for own in _of_first(daemon).get("by_use", ())))
+        assert not _of_first(daemon)["is_lowered"]
+        assert host.num_clock_sets(gpu) == 0
+        assert run(["idle", "show", "--socket", str(daemon.socket_path)]) == 0
+        assert "idle with a context" in capsys.readouterr().out
+        connection = HttpConnection(str(daemon.socket_path))
+        text = connection.request("GET", "/v1/metrics", None, limit_s=LIMIT_S)[1].decode()
+        connection.close()
+        assert f'gpuenergyd_gpu_use_seconds_total{{gpu_uuid="{gpu}",index="0",' in text
+        assert f'gpuenergyd_gpu_idle_lowered{{gpu_uuid="{gpu}",index="0",' in text
+
+    assert run(["idle", "report", "--database", str(daemon.database_path), "--json"]) == 0
+    uses = {own["use"]: own for own in json.loads(capsys.readouterr().out)["uses"] if own["gpu_uuid"] == gpu}
+    assert uses["idle-context"]["total"]["time_s"] > 1
+    assert uses["idle-context"]["total"]["energy_j"] > 0
+    assert run(["idle", "report", "--database", str(daemon.database_path)]) == 0
+    assert "of GPU hours idle with a context" in capsys.readouterr().out
+
+
+def test_a_job_gets_its_gpu_at_full_speed(tmp_path: Path) -> None:
+    with idle_daemon(tmp_path, policy="full-speed") as (daemon, host, gpu):
+        wait_until(lambda: host.locked_sm_clock_mhz(gpu) == LOW_MHZ)
+        with training(daemon):
+            daemon.wait_for_phase("baseline", "tuned")
+            assert host.locked_sm_clock_mhz(gpu) is None
+
+
+def test_a_request_lifts_and_holds(tmp_path: Path) -> None:
+    with idle_daemon(tmp_path) as (daemon, host, gpu):
+        wait_until(lambda: host.locked_sm_clock_mhz(gpu) == LOW_MHZ)
+        assert run(["idle", "lift", "--for", "600", "--socket", str(daemon.socket_path)]) == 0
+        wait_until(lambda: host.locked_sm_clock_mhz(gpu) is None)
+        wait_until(lambda: _of_first(daemon)["reason"] == "lifted by request")
+
+
+@pytest.mark.parametrize("victim", ["daemon", "worker", "worker_and_sentinel"])
+def test_any_death_restores_a_lowered_gpu(victim: str, tmp_path: Path) -> None:
+    with idle_daemon(tmp_path) as (daemon, host, gpu):
+        wait_until(lambda: host.locked_sm_clock_mhz(gpu) == LOW_MHZ)
+        worker = daemon.status()["worker"]
+        sets_before = host.num_clock_sets(gpu)
+        if victim == "daemon":
+            os.kill(daemon.pid, signal.SIGKILL)
+        else:
+            if victim == "worker_and_sentinel":
+                os.kill(worker["sentinel_pid"], signal.SIGKILL)
+            os.kill(worker["pid"], signal.SIGKILL)
+        wait_until(lambda: host.num_clock_sets(gpu) > sets_before)
+        wait_until(lambda: host.locked_sm_clock_mhz(gpu) is None or victim != "daemon")
+
+
+@pytest.mark.thorough
+def test_no_kill_leaves_an_idle_gpu_lowered(tmp_path: Path) -> None:
+    rig = IdleKills(tmp_path, random.Random(3))
+    try:
+        kills = list(rig.run(2 * len(VICTIMS)))
+    finally:
+        rig.close()
+    assert [kill for kill in kills if kill.num_left or not kill.num_lowered] == []
+
+
+def test_with_nvml_the_lock_of_another_program_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if compiler() is None:
+        pytest.skip("no C compiler")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(build_library()))
+    monkeypatch.setenv("GPUENERGYD_FAKE_NVML_WORLD", str(tmp_path / "world"))
+    settings = {"driver": "nvml", "mode": "control", "service_options": ENABLED}
+    daemon = DaemonProcess(tmp_path, overrides=settings)
+    with FakeNvmlControl(daemon.world_path) as control:
+        control.set_privileged(True)
+        daemon.start()
+        host = SimulatedHost.open(daemon.world_path)
+        gpu = host.identities()[0].gpu_uuid
+        host.attach_process(gpu, os.getpid())
+        try:
+            wait_until(lambda: host.locked_sm_clock_mhz(gpu) == LOW_MHZ, log=lambda: daemon.log)
+            assert run(["status", "--socket", str(daemon.socket_path)]) == 0
+            host.lock_sm_clock(gpu, 900)  # as `nvidia-smi -lgc` of an administrator
+            wait_until(lambda: not _of_first(daemon)["is_lowered"], log=lambda: str(_of_first(daemon)))
+            host.begin_work(gpu, WORK)
+            wait_until(lambda: _of_first(daemon)["use"] == "other-work")
+            assert host.locked_sm_clock_mhz(gpu) == 900
+        finally:
+            assert daemon.stop() == 0
+        assert host.locked_sm_clock_mhz(gpu) == 900
+        host.close()
