@@ -483,12 +483,12 @@ def test_a_carbon_demo_that_is_too_short_for_a_plan_is_refused_at_once_with_the_
 def test_a_demo_on_a_grid_is_slower_in_dirty_hours_and_its_report_shows_both_savings(tmp_path: Path) -> None:
     demo = held_demo(
         tmp_path,
-        *("--gpus", "2", "--microbatches", "2", "--policy", "uniform", "--max-slowdown", "0.1"),
-        *("--carbon-trace", "synthetic", "--carbon-hours", "24", "--carbon-hour-s", "5"),
+        *("--gpus", "2", "--microbatches", "2", "--max-slowdown", "0.1"),
+        *("--carbon-trace", "synthetic", "--carbon-hours", "24", "--carbon-hour-s", "10"),
     )
 
     assert demo.exit_code == 0, demo.texts
-    assert demo.status["carbon"]["replayed_hour_s"] == 5.0
+    assert demo.status["carbon"]["replayed_hour_s"] == 10.0
     with open_history(demo.database) as history:
         (report,) = job_reports(history)
         targets = [
