@@ -143,7 +143,7 @@ def test_a_torch_pipeline_across_hosts_follows_one_plan_with_equal_losses(tmp_pa
     assert [num_errors for _, _, num_errors in found] == [0, 0]
     assert all(epochs.count(0) < len(epochs) for _, epochs, _ in found)
     assert all("joined (GPU-" in log for log in logs)
-    assert "-whole: profiling" in logs[0], "one daemon plans for both hosts"
+    assert "-whole: trial" in logs[0], "one daemon plans for both hosts"
     assert "-whole: " not in logs[1]
     with open_history(databases[0]) as history:
         assert "proof of savings" in {event.reason for event in history.control_events()}
