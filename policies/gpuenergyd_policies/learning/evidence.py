@@ -28,6 +28,8 @@ COMMON_ERROR_RATIO = 0.003
 _MIN_SHARE_RATIO = 0.03
 """Shares of an instruction's time below this tell nothing of their clocks: their progress is that of the prior."""
 _ENERGY_NOISE_RATIO = 0.02
+_MIN_FOR_NOISE = 4
+"""Iterations under one plan from which their powers tell the noise of energies."""
 _MOST_UNCOUNTED_CALLS = 0.02
 """Mean number of calls per instruction up to which times count as times without calls."""
 
@@ -92,7 +94,7 @@ def _noise_ratio(groups: Sequence[Sequence[RankEnergy]]) -> float:
     squares, num = 0.0, 0
     for members in groups:
         powers_w = [(m.energy_j or 0.0) / m.window_s for m in members]
-        if len(powers_w) > 1:
+        if len(powers_w) >= _MIN_FOR_NOISE:
             squares += (len(powers_w) - 1) * (stdev(powers_w) / fmean(powers_w)) ** 2
             num += len(powers_w) - 1
     return max(math.sqrt(squares / num), COMMON_ERROR_RATIO) if num else _ENERGY_NOISE_RATIO
