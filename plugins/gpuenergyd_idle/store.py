@@ -132,7 +132,7 @@ def stored_use(database: str | Path, since: datetime | None = None) -> tuple[Sto
             high_j or 0.0,
             basis,
         )
-        for host, uuid, use, model_name, *sums, saved_j, mean_j, low_j, high_j, basis in found
+        for host, uuid, use, model_name, *sums, saved_j, mean_j, low_j, high_j, basis in map(tuple, found)
     )
 
 
