@@ -207,8 +207,8 @@ def test_frequent_wakes_leave_the_allowance_to_the_longest_spans() -> None:
 def test_accounts_survive_a_restart_and_damage(tmp_path: Path) -> None:
     path = tmp_path / "accounts.json"
     assert read_accounts(path) == {}
-    save_accounts(path, {"GPU-0": (3.0, 500.0, 1e9)})
-    account = opened_account(read_accounts(path)["GPU-0"], 0.8, 100.0, 1e9 + 1.5 * DAY_S)
+    save_accounts(path, {"GPU-0": (3.0, 500.0, 1.5 * DAY_S)})
+    account = opened_account(read_accounts(path)["GPU-0"], 0.8, 100.0)
     assert account.allowed_s(100.0) == pytest.approx(4.5)
     assert account.lost_s == 3.0
     for damage in ("", "[]", '{"GPU-0": [1]}', '{"GPU-0": ["x", 1, 2]}'):
