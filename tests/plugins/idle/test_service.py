@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import MetaData
 
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.daemon.gpus.inventory import Gpu, GpuClaim
 from gpuenergyd.daemon.settings import load_settings
+from gpuenergyd.errors import StoreError
 from gpuenergyd.gpu.device import GpuDetails
 from gpuenergyd.gpu.link.messages import GpuHealth, GpuSample
+from gpuenergyd.store.plugin_tables import open_plugin_tables
 from gpuenergyd_idle.rules.use import GpuUse
 from gpuenergyd_idle.service import IdleService
 from gpuenergyd_idle.store import stored_use
@@ -88,6 +91,16 @@ def test_a_stop_lifts_before_jobs_are_handed_over_and_keeps_account_and_hours(tm
         assert later.of_gpu()["lost_s"] == 1.5
 
     scenario(has_account, tmp_path)
+
+
+def test_a_report_changes_no_history(tmp_path: Path) -> None:
+    path = tmp_path / "history.sqlite3"
+    with pytest.raises(StoreError, match="no history at"):
+        stored_use(path)
+    open_plugin_tables(path, MetaData(), busy_timeout_s=1.0).dispose()
+    before = path.read_bytes()
+    assert stored_use(path) == ()
+    assert path.read_bytes() == before
 
 
 def test_what_an_observing_daemon_would_have_lost_is_no_lost_time(tmp_path: Path) -> None:
