@@ -97,8 +97,12 @@ class IdleService:
                 self._follow(gpu, sample)
 
     def lift(self, gpu_uuids: Iterable[str], hold_s: float) -> tuple[str, ...]:
-        """Lift GPUs, all without UUIDs, and leave them so for a time; return those that were lowered."""
-        wanted = tuple(gpu_uuids) or tuple(self._followed)
+        """Lift GPUs, all without UUIDs, and leave them so for a time; return those that were lowered.
+
+        Raises:
+            GpuNotFoundError: this host has no such GPU; none is lifted.
+        """
+        wanted = [self._gpus[uuid].identity.gpu_uuid for uuid in gpu_uuids] or list(self._followed)
         lifted = []
         for uuid in wanted:
             followed = self._followed.get(uuid)
@@ -204,6 +208,8 @@ class IdleService:
             await asyncio.to_thread(add_use, self._settings.database_url, rows)
         except (StoreError, OSError) as error:
             self._store_trouble = f"hours by use cannot be stored: {error}"
+            for row in rows:
+                self._followed[row.gpu_uuid].totals.put_back(row.use, row.total)
         else:
             self._store_trouble = None
         if accounts:

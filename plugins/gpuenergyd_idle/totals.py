@@ -1,7 +1,7 @@
 """Time and energy of GPUs by use, since the daemon started and since they were last stored."""
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from gpuenergyd_idle.rules.control import IdleGpu
 from gpuenergyd_idle.rules.use import GpuUse
@@ -45,3 +45,9 @@ class UseTotals:
         """Return what was counted since the last call."""
         taken, self._unstored = dict(self._unstored), defaultdict(UseTotal)
         return taken
+
+    def put_back(self, use: GpuUse, taken: UseTotal) -> None:
+        """Count again what was taken and could not be stored."""
+        total = self._unstored[use]
+        for own in fields(UseTotal):
+            setattr(total, own.name, getattr(total, own.name) + getattr(taken, own.name))

@@ -130,6 +130,23 @@ def test_a_wake_is_charged_for_the_time_until_the_clock_has_risen() -> None:
     assert card.account.lost_s == pytest.approx(0.4 * (1 - LOW_MHZ / FULL_MHZ), abs=0.01)
 
 
+def test_only_time_at_the_lower_clock_counts_as_lowered() -> None:
+    card = lowered()
+    before_s = card.idle.lowered_s
+    card.idle_for(30, sm_clock_mhz=FULL_MHZ)
+    assert card.idle.is_lowered
+    assert card.idle.lowered_s == before_s
+    card.idle_for(10)
+    assert card.idle.lowered_s - before_s == pytest.approx(10)
+
+
+def test_an_empty_account_is_the_reason_for_a_full_clock() -> None:
+    card = Card()
+    card.account.lost_s = 10.0
+    card.idle_for(AFTER_S + 10)
+    assert card.idle.reason == "the account of lost time does not cover another wake"
+
+
 def test_lowerings_are_a_minute_apart() -> None:
     card = Card()
     card.account.working_s = 1e6  # the account pays everything

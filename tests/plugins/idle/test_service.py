@@ -12,7 +12,7 @@ from sqlalchemy import MetaData
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.daemon.gpus.inventory import Gpu, GpuClaim
 from gpuenergyd.daemon.settings import load_settings
-from gpuenergyd.errors import StoreError
+from gpuenergyd.errors import GpuNotFoundError, StoreError
 from gpuenergyd.gpu.device import GpuDetails
 from gpuenergyd.gpu.link.messages import GpuHealth, GpuSample
 from gpuenergyd.store.plugin_tables import open_plugin_tables
@@ -91,6 +91,37 @@ def test_a_stop_lifts_before_jobs_are_handed_over_and_keeps_account_and_hours(tm
         assert later.of_gpu()["lost_s"] == 1.5
 
     scenario(has_account, tmp_path)
+
+
+def test_a_lift_of_an_unknown_gpu_is_refused(tmp_path: Path) -> None:
+    def check(host: Host) -> None:
+        host.read(300)
+        with pytest.raises(GpuNotFoundError, match="no GPU 'GPU-9'"):
+            host.service.lift((GPU, "GPU-9"), 60.0)
+        assert host.is_lowered()
+
+    scenario(check, tmp_path)
+
+
+def test_hours_that_could_not_be_stored_are_stored_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(database: str, rows: object) -> None:
+        raise StoreError(f"{database} is locked, {rows}")
+
+    async def run() -> Host:
+        host = Host(tmp_path)
+        host.read(100)
+        with monkeypatch.context() as patch:
+            patch.setattr("gpuenergyd_idle.service.add_use", refuse)
+            await host.service._store()
+        assert host.service.trouble is not None
+        host.read(100)
+        await host.service.close()
+        return host
+
+    host = asyncio.run(run())
+    assert host.service.trouble is None
+    times_s = [own.total.time_s for own in stored_use(host.parts.settings.database_url)]
+    assert sum(times_s) == pytest.approx(20, abs=0.2)
 
 
 def test_a_report_changes_no_history(tmp_path: Path) -> None:
