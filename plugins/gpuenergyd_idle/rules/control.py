@@ -139,7 +139,8 @@ class IdleGpu:
             return None
         bracket.observe(at_s, reading.power_w)
         if (found := bracket.result(at_s)) is not None:
-            self.saving.add_bracket(*found)
+            if not self._is_high(reading):  # else the lower clock is not in force, which says nothing of the model
+                self.saving.add_bracket(*found)
             self._next_bracket_s = at_s + self.saving.bracket_period_s
             if self.saving.has_no_effect:
                 return self._lift("lower clocks change nothing on this model while it is idle")

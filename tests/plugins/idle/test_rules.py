@@ -169,6 +169,14 @@ def test_a_saving_is_measured_by_brackets_within_one_idle_span() -> None:
     assert card.account.lost_s == 0
 
 
+def test_a_lower_clock_that_is_not_in_force_says_nothing_of_the_model() -> None:
+    card = lowered()
+    card.idle_for(4 * 3600, sm_clock_mhz=FULL_MHZ, power_w=FULL_W)
+    assert len([order for _, order in card.orders if order is Order.LIFT]) > 4
+    assert card.saving.measured is None
+    assert not card.saving.has_no_effect
+
+
 def test_work_within_a_bracket_costs_nothing_and_ends_it() -> None:
     card = lowered()
     while not card.idle.is_raised:
