@@ -43,7 +43,7 @@ def main() -> int:
         },
     }
     print(json.dumps(result) if options.json else "\n".join(f"{name:<24}{value}" for name, value in result.items()))
-    return 1 if result["left_lowered"] or result["without_effect"] else 0
+    return 1 if result["left_lowered"] or result["without_effect"] or not kills else 0
 
 
 def _of_host(task: tuple[str, int]) -> list[IdleKill]:

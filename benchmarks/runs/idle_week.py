@@ -318,7 +318,7 @@ def week(seed: int, days: float) -> dict[str, object]:
         "days": days,
         "captured_ratio": round(sum(controls) / sum(oracle_j for _, oracle_j in kinds), 4),
         "lost_time_max_ratio": max(float(str(own["lost_time_ratio"])) for own in gpus),
-        "first_work_delay_p99_s": round(delays_s[int(0.99 * (len(delays_s) - 1))], 3),
+        "first_work_delay_p99_s": _p99(delays_s),
         "first_work_delay_of_lowered_p99_s": _p99([delay for delay in delays_s if delay > 0]),
         "estimate_error_ratio": round(abs(estimated_j / sum(controls) - 1), 4),
         "measured": measured,

@@ -10,8 +10,8 @@ import logging
 import os
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.ports import WorkerPort
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.link.messages import (
-    POWER_BUDGET_LEASE,
+    CEILING_LEASE,
     AcquireLease,
     Command,
     LeaseOwner,
@@ -47,7 +47,7 @@ class _Lease:
 
     @property
     def is_ours(self) -> bool:
-        return self.lease_id == POWER_BUDGET_LEASE
+        return self.lease_id == CEILING_LEASE
 
 
 @dataclass(slots=True)
@@ -205,11 +205,12 @@ class CappedWorker:
         for uuid in gpu_uuids:
             lease = self._leases.get(uuid)
             if self._idle_clocks.pop(uuid, None) is not None and lease is not None and lease.is_ours:
-                await self._set(uuid)
+                with self._noting_failure(uuid):
+                    await self._set(uuid)
 
     def _apply_soon(self, gpu_uuids: set[str]) -> None:
         for uuid in sorted(gpu_uuids - self._due):
-            task = asyncio.get_running_loop().create_task(self._apply(uuid), name="power ceilings")
+            task = asyncio.get_running_loop().create_task(self._apply(uuid), name="ceiling")
             self._applying.add(task)
             task.add_done_callback(self._applying.discard)
         self._due |= gpu_uuids
@@ -218,15 +219,21 @@ class CappedWorker:
         """Set the present ceiling of a GPU, or lift the previous one."""
         async with self._alone((gpu_uuid,)):
             self._due.discard(gpu_uuid)
-            try:
+            with suppress(GpuError), self._noting_failure(gpu_uuid):
                 await self._set_with_any_lease(gpu_uuid)
-            except GpuError as error:
-                trouble = f"GPU {gpu_uuid}: the power ceiling cannot be set: {error}"
-                if self._failed.get(gpu_uuid) != trouble:
-                    log.warning("%s", trouble)
-                self._failed[gpu_uuid] = trouble
-            else:
-                self._failed.pop(gpu_uuid, None)
+
+    @contextmanager
+    def _noting_failure(self, gpu_uuid: str) -> Iterator[None]:
+        """Have a ceiling that cannot be set or lifted shown as trouble and tried again; clear both at a success."""
+        try:
+            yield
+        except GpuError as error:
+            trouble = f"GPU {gpu_uuid}: the ceiling cannot be set or lifted: {error}"
+            if self._failed.get(gpu_uuid) != trouble:
+                log.warning("%s", trouble)
+            self._failed[gpu_uuid] = trouble
+            raise
+        self._failed.pop(gpu_uuid, None)
 
     async def _set_with_any_lease(self, gpu_uuid: str) -> None:
         known = self._leases.get(gpu_uuid)
@@ -247,15 +254,15 @@ class CappedWorker:
         ceiling, lease = self._ceiling(gpu_uuid), self._leases.get(gpu_uuid)
         if ceiling == _NO_CEILING and (lease is None or lease.is_ours):
             if lease is not None:
-                await self.worker.do(Restore((gpu_uuid,), "its power ceiling is gone"))
+                await self.worker.do(Restore((gpu_uuid,), "its ceiling is gone"))
                 self._leases.pop(gpu_uuid, None)
                 self._record_restored(gpu_uuid)
             self._forget_lowered((gpu_uuid,))
             return
         if lease is None:
-            owner = LeaseOwner(POWER_BUDGET_LEASE, os.getpid(), os.geteuid())
-            await self.worker.do(AcquireLease(POWER_BUDGET_LEASE, (gpu_uuid,), owner, self.may_set_clocks))
-            lease = self._leases[gpu_uuid] = _Lease(POWER_BUDGET_LEASE, owner, self.may_set_clocks)
+            owner = LeaseOwner(CEILING_LEASE, os.getpid(), os.geteuid())
+            await self.worker.do(AcquireLease(CEILING_LEASE, (gpu_uuid,), owner, self.may_set_clocks))
+            lease = self._leases[gpu_uuid] = _Lease(CEILING_LEASE, owner, self.may_set_clocks)
         if lease.sets_clocks and (ceiling.sm_clock_mhz is not None or gpu_uuid in self._lowered_clocks):
             self._lowered_clocks.discard(gpu_uuid)
             self._send_clocks(gpu_uuid, self._clocks_now(gpu_uuid, lease))

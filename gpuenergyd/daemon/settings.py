@@ -458,7 +458,8 @@ def _with_service_tables(content: dict[str, Any]) -> dict[str, Any]:
         return content
     tables = {name: tables[name] for name in entry_points(group=SERVICES_GROUP).names if name in tables}
     others = {key: value for key, value in content.items() if key not in tables}
-    return {**others, "service_options": {**content.get("service_options", {}), **tables}}
+    given = others.get("service_options", {})
+    return {**others, "service_options": {**given, **tables}} if isinstance(given, dict) else others
 
 
 def _require_known(given: Mapping[str, Any], *, where: str) -> None:

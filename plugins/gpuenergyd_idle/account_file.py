@@ -12,7 +12,7 @@ from gpuenergyd_idle.rules.lost_time import LostTimeAccount
 log = logging.getLogger(__name__)
 
 SavedAccount = tuple[float, float, float]
-"""Time lost, time worked, and the begin of the account as Unix time, in s."""
+"""Time lost, time worked, and time for which daemons have kept the account, in s."""
 
 
 def read_accounts(path: Path) -> dict[str, SavedAccount]:
@@ -36,10 +36,7 @@ def save_accounts(path: Path, accounts: Mapping[str, SavedAccount]) -> None:
         log.warning("accounts of lost time cannot be saved: %s", error)
 
 
-def opened_account(saved: SavedAccount | None, slow_ratio: float, now_s: float, now_unix_s: float) -> LostTimeAccount:
+def opened_account(saved: SavedAccount | None, slow_ratio: float, now_s: float) -> LostTimeAccount:
     """Return a GPU's account, continued from a saved one."""
-    if saved is None:
-        return LostTimeAccount(slow_ratio, now_s)
-    lost_s, working_s, since_unix_s = saved
-    age_s = max(0.0, now_unix_s - since_unix_s)
+    lost_s, working_s, age_s = saved or (0.0, 0.0, 0.0)
     return LostTimeAccount(slow_ratio, now_s - age_s, working_s=working_s, lost_s=lost_s)

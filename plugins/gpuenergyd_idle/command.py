@@ -41,14 +41,16 @@ def show(*, socket: SocketOption = None, as_json: JsonOption = False) -> int:
 
 def report(
     *,
-    days: Annotated[float, typer.Option(min=0.0, metavar="DAYS", help="Only the last days.")] = 7.0,
+    days: Annotated[
+        float, typer.Option(min=0.0, max=36_500.0, metavar="DAYS", help="Hours of the last DAYS days.")
+    ] = 7.0,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Report hours and energy of GPUs by use.
 
-    Reads the history, so the daemon need not run. Hours with a context and without work are those in which a lower
-    clock saves; the estimate follows the rules of the policy `idle`, whether or not it is enabled.
+    Reads the history, so the daemon need not run. A lower clock saves in the hours with a context and without
+    work; the estimate follows the rules of `[idle]`, whether or not it is enabled.
 
     Examples:
         gpuenergyd idle report
@@ -140,15 +142,15 @@ def _summary_lines(found: "Sequence[StoredUse]", days: float) -> Iterator[str]:
     part = sum(own.total.time_s for own in waiting) / total_s if total_s else 0.0
     energy_kwh = sum(own.total.energy_j for own in waiting) / _J_PER_KWH
     yield f"last {count_text(days, 'day')}: {100 * part:.0f} % of GPU hours idle with a context, {energy_kwh:.2f} kWh"
+    basis = "; ".join(sorted({own.saving_basis for own in waiting if own.saving_basis}))
     saved_kwh = sum(own.saved_j for own in waiting) / _J_PER_KWH
     if saved_kwh:
-        yield f"lower clocks have saved about {saved_kwh:.2f} kWh"
+        yield f"lower clocks have saved about {saved_kwh:.2f} kWh; basis: {basis}"
     could_kwh, low_kwh, high_kwh = (
         sum(getattr(own, name) for own in waiting) / _J_PER_KWH
         for name in ("could_save_j", "could_save_low_j", "could_save_high_j")
     )
     if could_kwh:
-        basis = "; ".join(sorted({own.saving_basis for own in waiting if own.saving_basis}))
         yield f"about {could_kwh:.2f} kWh ({low_kwh:.2f} to {high_kwh:.2f}) could have been saved; basis: {basis}"
 
 

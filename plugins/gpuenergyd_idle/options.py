@@ -12,8 +12,8 @@ _LEAST_AFTER_S, _MOST_AFTER_S = 1.0, 86_400.0
 class IdleOptions:
     """Whether idle GPUs are lowered, and after how long."""
 
-    enabled: bool = False
-    after_s: float = 30.0
+    enabled: bool
+    after_s: float
 
 
 def idle_options(table: Mapping[str, object]) -> IdleOptions:
@@ -27,7 +27,10 @@ def idle_options(table: Mapping[str, object]) -> IdleOptions:
     enabled, after_s = table.get("enabled", False), table.get("after_s", 30.0)
     if not isinstance(enabled, bool):
         raise UsageError(f"[idle] enabled = {enabled!r}: must be true or false")
-    is_number = isinstance(after_s, int | float) and not isinstance(after_s, bool)
-    if not is_number or not _LEAST_AFTER_S <= float(str(after_s)) <= _MOST_AFTER_S:
+    if (
+        isinstance(after_s, bool)
+        or not isinstance(after_s, int | float)
+        or not _LEAST_AFTER_S <= after_s <= _MOST_AFTER_S
+    ):
         raise UsageError(f"[idle] after_s = {after_s!r}: must be from {_LEAST_AFTER_S:g} to {_MOST_AFTER_S:g}")
-    return IdleOptions(enabled, float(str(after_s)))
+    return IdleOptions(enabled, float(after_s))

@@ -45,7 +45,6 @@ class _Followed:
     """One GPU: its decisions, totals, and the processes that were last listed on it."""
 
     idle: IdleGpu
-    since_unix_s: float
     totals: UseTotals = field(default_factory=UseTotals)
     num_processes: int | None = None
     held_until_s: float = 0.0
@@ -59,7 +58,7 @@ class IdleService:
         self._options = idle_options(parts.settings.service_options.get("idle", {}))
         self._acts = self._options.enabled and not parts.settings.is_observing
         self._account_path = parts.settings.state_dir / "idle-accounts.json"
-        self._saved = read_accounts(self._account_path)
+        self._saved = read_accounts(self._account_path) if self._acts else {}
         self._followed: dict[str, _Followed] = {}
         self._savings: dict[str, ModelSaving] = {}
         self._store_trouble: str | None = None
@@ -98,8 +97,12 @@ class IdleService:
                 self._follow(gpu, sample)
 
     def lift(self, gpu_uuids: Iterable[str], hold_s: float) -> tuple[str, ...]:
-        """Lift GPUs, all without UUIDs, and leave them so for a time; return those that were lowered."""
-        wanted = tuple(gpu_uuids) or tuple(self._followed)
+        """Lift GPUs, all without UUIDs, and leave them so for a time; return those that were lowered.
+
+        Raises:
+            GpuNotFoundError: this host has no such GPU; none is lifted.
+        """
+        wanted = [self._gpus[uuid].identity.gpu_uuid for uuid in gpu_uuids] or list(self._followed)
         lifted = []
         for uuid in wanted:
             followed = self._followed.get(uuid)
@@ -155,13 +158,10 @@ class IdleService:
         uuid, clocks_mhz = gpu.identity.gpu_uuid, gpu.identity.supported_sm_clocks_mhz
         low_mhz = min(clocks_mhz, default=0)
         slow_ratio = 1.0 - low_mhz / max(clocks_mhz, default=1)
-        saved = self._saved.get(uuid)
-        account = opened_account(saved, slow_ratio, at_s, time.time())
+        account = opened_account(self._saved.get(uuid), slow_ratio, at_s)
         spans = IdleSpans(self._options.after_s, at_s)
         saving = self._savings.setdefault(gpu.identity.model_name, ModelSaving())
-        idle = IdleGpu(low_mhz, account, spans, saving, acts=self._acts)
-        found = _Followed(idle, time.time() if saved is None else saved[2])
-        self._followed[uuid] = found
+        found = self._followed[uuid] = _Followed(IdleGpu(low_mhz, account, spans, saving, acts=self._acts))
         return found
 
     def _obstacle(self, gpu: Gpu, own: _Followed, at_s: float) -> str | None:
@@ -197,16 +197,20 @@ class IdleService:
             for uuid, own in self._followed.items()
             for use, total in own.totals.pop_unstored().items()
         ]
-        accounts = {
-            uuid: (own.idle.account.lost_s, own.idle.account.working_s, own.since_unix_s)
-            for uuid, own in self._followed.items()
-        }
+        now_s, accounts = time.monotonic(), {}
+        for uuid, own in self._followed.items():
+            if own.idle.acts:  # an observed GPU is charged for what would have been lost
+                account = own.idle.account
+                accounts[uuid] = (account.lost_s, account.working_s, max(0.0, now_s - account.since_s))
         if not rows:
             return
         try:
             await asyncio.to_thread(add_use, self._settings.database_url, rows)
         except (StoreError, OSError) as error:
             self._store_trouble = f"hours by use cannot be stored: {error}"
+            for row in rows:
+                self._followed[row.gpu_uuid].totals.put_back(row.use, row.total)
         else:
             self._store_trouble = None
-        await asyncio.to_thread(save_accounts, self._account_path, self._saved | accounts)
+        if accounts:
+            await asyncio.to_thread(save_accounts, self._account_path, self._saved | accounts)

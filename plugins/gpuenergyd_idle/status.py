@@ -22,7 +22,7 @@ def gpu_fields(identity: GpuIdentity, idle: IdleGpu, totals: UseTotals, now_s: f
         "lowered_sm_clock_mhz": idle.low_mhz if is_lowered else None,
         "reason": idle.reason,
         "num_lowerings": idle.num_lowerings if idle.acts else 0,
-        "lost_s": idle.account.lost_s,
+        "lost_s": idle.account.lost_s if idle.acts else 0.0,
         "allowed_lost_s": idle.account.allowed_s(now_s),
         "saving": None if estimate is None else {**asdict(estimate), "is_measured": measured is not None},
         "by_use": [{"use": use, **asdict(total)} for use, total in totals.by_use.items()],

@@ -5,25 +5,26 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sqlalchemy import BigInteger, Column, Float, MetaData, String, Table, func, insert, select, update
+from sqlalchemy import Column, Float, MetaData, String, Table, insert, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from gpuenergyd.errors import StoreError
+from gpuenergyd.store.database import reading_engine, reading_server
 from gpuenergyd.store.plugin_tables import open_plugin_tables
 from gpuenergyd.store.reader import short_message
+from gpuenergyd.store.schema import UtcInstant
 from gpuenergyd_idle.rules.saving import IdleSaving
 from gpuenergyd_idle.rules.use import GpuUse
 from gpuenergyd_idle.totals import UseTotal
 
 _BUSY_TIMEOUT_S = 5.0
-_HOUR_US = 3_600_000_000
 _METADATA = MetaData()
 _USE = Table(
     "gpu_use_hours",
     _METADATA,
     Column("host", String(256), primary_key=True),
     Column("gpu_uuid", String(96), primary_key=True),
-    Column("hour_us", BigInteger, primary_key=True, autoincrement=False),
+    Column("started_at", UtcInstant, primary_key=True),
     Column("gpu_use", String(16), primary_key=True),
     Column("model_name", String(128), nullable=False),
     Column("time_s", Float, nullable=False),
@@ -36,6 +37,11 @@ _USE = Table(
     Column("saving_basis", String(128)),
 )
 _SUMS = ("time_s", "energy_j", "lowered_s", "could_lower_s")
+_SAVED = (
+    "coalesce(sum(lowered_s * saving_w), 0)",
+    *(f"coalesce(sum(could_lower_s * {name}), 0)" for name in ("saving_w", "saving_low_w", "saving_high_w")),
+    "max(saving_basis)",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ def add_use(database: str, rows: Sequence[UseRow]) -> None:
         try:
             with engine.begin() as connection:
                 for row in rows:
-                    key = {"host": row.host, "gpu_uuid": row.gpu_uuid, "gpu_use": row.use, "hour_us": _hour_us(row.at)}
+                    key = {"host": row.host, "gpu_uuid": row.gpu_uuid, "gpu_use": row.use, "started_at": _hour(row.at)}
                     added = {name: getattr(row.total, name) for name in _SUMS}
                     values = {"model_name": row.model_name[:128], **_saving(row)}
                     changed = update(_USE).where(*(_USE.c[name] == value for name, value in key.items()))
@@ -92,52 +98,26 @@ def add_use(database: str, rows: Sequence[UseRow]) -> None:
 
 
 def stored_use(database: str | Path, since: datetime | None = None) -> tuple[StoredUse, ...]:
-    """Return the sums by host, GPU and use of all hours that begin at `since` or later.
+    """Return the sums by host, GPU and use of all hours from that of `since` on.
 
     Raises:
         StoreError: the database cannot be read.
     """
-    columns = _USE.c
-    keys = (columns.host, columns.gpu_uuid, columns.gpu_use)
-    watts = (columns.saving_w, columns.saving_low_w, columns.saving_high_w)
-    query = select(
-        *keys,
-        func.max(columns.model_name),
-        *(func.sum(columns[name]) for name in _SUMS),
-        func.sum(columns.lowered_s * columns.saving_w),
-        *(func.sum(columns.could_lower_s * own) for own in watts),
-        func.max(columns.saving_basis),
-    ).group_by(*keys)
-    if since is not None:
-        query = query.where(columns.hour_us >= _hour_us(since))
-    try:
-        engine = open_plugin_tables(database, _METADATA, busy_timeout_s=_BUSY_TIMEOUT_S)
-        try:
-            with engine.connect() as connection:
-                found = connection.execute(query.order_by(*keys)).all()
-        finally:
-            engine.dispose()
-    except SQLAlchemyError as error:
-        raise StoreError(short_message(error)) from None
+    columns = ("host", "gpu_uuid", "gpu_use", "max(model_name)", *(f"sum({name})" for name in _SUMS), *_SAVED)
+    with reading_server(reading_engine(database)) as reader:
+        if _USE.name not in reader.tables():
+            return ()
+        where = {"started_at >= ?": since and _hour(since)}
+        keys = "host, gpu_uuid, gpu_use"
+        found = reader.values(", ".join(columns), _USE.name, where, group_by=keys, order_by=keys)
     return tuple(
-        StoredUse(
-            host,
-            uuid,
-            model_name,
-            GpuUse(use),
-            UseTotal(*sums),
-            saved_j or 0.0,
-            mean_j or 0.0,
-            low_j or 0.0,
-            high_j or 0.0,
-            basis,
-        )
-        for host, uuid, use, model_name, *sums, saved_j, mean_j, low_j, high_j, basis in map(tuple, found)
+        StoredUse(host, uuid, model_name, GpuUse(use), UseTotal(*sums), saved_j, mean_j, low_j, high_j, basis)
+        for host, uuid, use, model_name, *sums, saved_j, mean_j, low_j, high_j, basis in found
     )
 
 
-def _hour_us(at: datetime) -> int:
-    return int(at.astimezone(UTC).timestamp() * 1e6) // _HOUR_US * _HOUR_US
+def _hour(at: datetime) -> datetime:
+    return at.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
 
 
 def _saving(row: UseRow) -> dict[str, float | str]:

@@ -18,6 +18,13 @@ class UseTotal:
     lowered_s: float = 0.0
     could_lower_s: float = 0.0
 
+    def add(self, other: "UseTotal") -> None:
+        """Add another total to this one."""
+        self.time_s += other.time_s
+        self.energy_j += other.energy_j
+        self.lowered_s += other.lowered_s
+        self.could_lower_s += other.could_lower_s
+
 
 @dataclass(slots=True)
 class UseTotals:
@@ -33,15 +40,16 @@ class UseTotals:
         passed_s = 0.0 if self._last_s is None else min(at_s - self._last_s, _LONGEST_GAP_S)
         lowered_s = idle.lowered_s - self._lowered_s
         self._last_s, self._lowered_s = at_s, idle.lowered_s
-        for total in (self.by_use[idle.use], self._unstored[idle.use]):
-            total.time_s += passed_s
-            total.energy_j += passed_s * (power_w or 0.0)
-            if idle.acts:
-                total.lowered_s += lowered_s
-            else:
-                total.could_lower_s += lowered_s
+        low_s = (lowered_s, 0.0) if idle.acts else (0.0, lowered_s)
+        new = UseTotal(passed_s, passed_s * (power_w or 0.0), *low_s)
+        self.by_use[idle.use].add(new)
+        self._unstored[idle.use].add(new)
 
     def pop_unstored(self) -> dict[GpuUse, UseTotal]:
         """Return what was counted since the last call."""
         taken, self._unstored = dict(self._unstored), defaultdict(UseTotal)
         return taken
+
+    def put_back(self, use: GpuUse, taken: UseTotal) -> None:
+        """Count again what was taken and could not be stored."""
+        self._unstored[use].add(taken)

@@ -2,11 +2,13 @@
 
 import asyncio
 
+import pytest
+
 from gpuenergyd.core.clock_request import Ceiling, ClockRequest, TimedClock
 from gpuenergyd.daemon.capped_worker import CappedWorker
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.link.messages import (
-    POWER_BUDGET_LEASE,
+    CEILING_LEASE,
     AcquireLease,
     LeaseOwner,
     LowerPowerLimit,
@@ -30,7 +32,7 @@ async def test_a_free_gpu_is_leased_lowered_and_restored() -> None:
     capped.set_ceilings({"GPU-0": LOW})
     await capped.settled()
     assert worker.owner is not None
-    assert worker.owner.job_id == POWER_BUDGET_LEASE
+    assert worker.owner.job_id == CEILING_LEASE
     assert worker.requested_clocks == [("GPU-0", 900, 0)]
     assert worker.power_limits == [("GPU-0", 250.0)]
     capped.set_ceilings({})
@@ -67,7 +69,7 @@ async def test_a_job_takes_a_lowered_gpu_over_and_a_restore_lowers_it_again() ->
     assert worker.calls[-1] == ("lease", ("GPU-0",))
     assert worker.requested_clocks[-1] == ("GPU-0", 900, 0)
     assert worker.owner is not None
-    assert worker.owner.job_id == POWER_BUDGET_LEASE
+    assert worker.owner.job_id == CEILING_LEASE
 
 
 async def test_a_new_worker_gets_all_ceilings_again() -> None:
@@ -108,7 +110,7 @@ async def test_a_lease_that_the_worker_has_ended_is_replaced() -> None:
             self, lease_id: str, gpu_uuid: str, power_limit_w: float | None, owner: LeaseOwner
         ) -> float:
             assert owner.job_id == lease_id
-            if lease_id != POWER_BUDGET_LEASE:
+            if lease_id != CEILING_LEASE:
                 raise GpuError("the lease has ended: its process died")
             self.power_limits.append((gpu_uuid, power_limit_w))
             return DEFAULT_LIMIT_W if power_limit_w is None else power_limit_w
@@ -199,6 +201,22 @@ async def test_an_idle_gpu_is_restored_before_a_lease_that_sets_no_clocks() -> N
     await capped.settled()
     await capped.do(AcquireLease("job-1", ("GPU-0",), JOB, sets_clocks=False))
     assert worker.calls == [("lease", ("GPU-0",)), ("restore", ("GPU-0",)), ("lease", ("GPU-0",))]
+
+
+async def test_an_idle_gpu_that_could_not_be_restored_for_a_lease_is_restored_at_the_next_try() -> None:
+    capped, worker = _capped()
+    capped.set_idle_clock("GPU-0", 600)
+    await capped.settled()
+    worker.restore_refusal = "the driver is busy"
+    with pytest.raises(GpuError, match="the driver is busy"):
+        await capped.do(AcquireLease("job-1", ("GPU-0",), JOB))
+    assert capped.trouble is not None
+    assert worker.calls == [("lease", ("GPU-0",))]
+    worker.restore_refusal = None
+    await capped.retry()
+    await capped.settled()
+    assert worker.calls[-1] == ("restore", ("GPU-0",))
+    assert capped.trouble is None
 
 
 async def test_an_idle_gpu_is_lifted_while_the_driver_hangs_for_another() -> None:

@@ -322,6 +322,9 @@ def test_a_list_in_a_variable_must_be_json(tmp_path: Path, monkeypatch: pytest.M
 def test_a_table_of_an_installed_service_holds_its_options(config: Path) -> None:
     config.write_text('mode = "observe"\n[idle]\nenabled = true\nafter_s = 60\n')
     assert load_settings(config).service_options == {"idle": {"enabled": True, "after_s": 60}}
+    config.write_text("service_options = 5\n[idle]\nenabled = true\n")
+    with pytest.raises(UsageError, match="service_options = 5: must be a table"):
+        load_settings(config)
     config.write_text("[hidle]\nenabled = true\n")
     with pytest.raises(UsageError, match="unknown setting 'hidle'"):
         load_settings(config)

@@ -53,6 +53,7 @@ class FakeWorker(WorkerByMethods):
     power_limits: list[tuple[str, float | None]] = field(default_factory=list)
     limit_refusal: str | None = None
     """Refuses power limits and power profiles."""
+    restore_refusal: str | None = None
     power_profiles: list[tuple[str, int | None]] = field(default_factory=list)
     may_lease: asyncio.Event | None = None
     """Leases are recorded at once, and granted once this is set."""
@@ -91,8 +92,10 @@ class FakeWorker(WorkerByMethods):
         return () if power_profile is None else (power_profile,)
 
     async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
-        """Record the call."""
+        """Record it, or refuse."""
         assert reason
+        if self.restore_refusal is not None:
+            raise GpuError(self.restore_refusal)
         self.calls.append(("restore", tuple(gpu_uuids)))
         return tuple(
             RestoreOutcome(uuid, Control.SM_CLOCK_LOCK, RestoreResult.RESTORED, "clock lock removed")

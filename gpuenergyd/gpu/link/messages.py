@@ -36,8 +36,9 @@ class GpuHealth(StrEnum):
 USABLE_HEALTH = frozenset({GpuHealth.OK, GpuHealth.UNCONFIRMED})
 """Health states in which a GPU can be leased and changed as usual."""
 
-POWER_BUDGET_LEASE = "power-budget"
-"""Id of the lease for power-limiting GPUs that nobody else has leased; it gives way to any other lease."""
+CEILING_LEASE = "ceiling"
+"""Id of the lease under which the daemon lowers GPUs that nobody else has leased: for a power budget, a ramp, or as
+they are idle. It gives way to any other lease."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from gpuenergyd.gpu.device import (
     require_capability,
 )
 from gpuenergyd.gpu.link.messages import (
-    POWER_BUDGET_LEASE,
+    CEILING_LEASE,
     AcquireLease,
     ClockChangeReport,
     Done,
@@ -359,7 +359,7 @@ class Supervisor:
             require_capability(self._controller, HasClocks)
         for uuid in request.gpu_uuids:
             holder = self._leases.of(uuid)
-            if holder not in {None, request.lease_id, POWER_BUDGET_LEASE}:
+            if holder not in {None, request.lease_id, CEILING_LEASE}:
                 raise GpuError(f"{uuid} is leased to {holder}")
         self._leases.grant(request.lease_id, request.gpu_uuids, pidfds)
         for uuid in request.gpu_uuids:

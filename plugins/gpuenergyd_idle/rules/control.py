@@ -52,7 +52,7 @@ class IdleGpu:
     use_since_s: float = 0.0
     is_lowered: bool = False
     lowered_s: float = 0.0
-    """Time lowered, or what would have been."""
+    """Time at the lower clock, or what would have been."""
     num_lowerings: int = 0
     reason: str = "no reading yet"
     """Why it is lowered or not."""
@@ -79,7 +79,7 @@ class IdleGpu:
             self.use, self.use_since_s = use, at_s
         if use in WORKING:
             self.account.working_s += passed_s
-        if self.is_lowered and not self._bracket.is_raised:
+        if self.is_lowered and not self._bracket.is_raised and not (self.acts and self._is_high(reading)):
             self.lowered_s += passed_s
         self._follow_wake(reading, passed_s)
         if use in WORKING or reading.has_job or self._has_power_step(reading):
@@ -116,10 +116,10 @@ class IdleGpu:
             self.reason = obstacle
         elif self.saving.has_no_effect:
             self.reason = "lower clocks change nothing on this model while it is idle"
-        elif idle_s < needed_s:
-            self.reason = f"lowered once it has been idle for {needed_s:.0f} s"
         elif not self.account.can_pay_wake(at_s):
             self.reason = "the account of lost time does not cover another wake"
+        elif idle_s < needed_s:
+            self.reason = f"lowered once it has been idle for {needed_s:.0f} s"
         elif at_s >= self._lowered_at_s + _LEAST_PAUSE_S:
             self.is_lowered, self._lowered_at_s, self.num_lowerings = True, at_s, self.num_lowerings + 1
             self._bracket.restart(at_s)
@@ -139,7 +139,8 @@ class IdleGpu:
             return None
         bracket.observe(at_s, reading.power_w)
         if (found := bracket.result(at_s)) is not None:
-            self.saving.add_bracket(*found)
+            if not self._is_high(reading):  # else the lower clock is not in force, which says nothing of the model
+                self.saving.add_bracket(*found)
             self._next_bracket_s = at_s + self.saving.bracket_period_s
             if self.saving.has_no_effect:
                 return self._lift("lower clocks change nothing on this model while it is idle")
@@ -179,10 +180,13 @@ class IdleGpu:
         """Charge a wake once the clock has risen; both ends lie between two readings, whose age is the same."""
         if self._wake_from_s is None:
             return
-        lift_s, clock_mhz = reading.at_s - passed_s / 2 - self._wake_from_s, reading.sm_clock_mhz
-        if lift_s >= _LONGEST_LIFT_S or (clock_mhz is not None and clock_mhz > self.low_mhz + _SAME_CLOCK_MHZ):
+        lift_s = reading.at_s - passed_s / 2 - self._wake_from_s
+        if lift_s >= _LONGEST_LIFT_S or self._is_high(reading):
             self.account.charge(lift_s)
             self._wake_from_s = None
+
+    def _is_high(self, reading: UseReading) -> bool:
+        return reading.sm_clock_mhz is not None and reading.sm_clock_mhz > self.low_mhz + _SAME_CLOCK_MHZ
 
     def _has_power_step(self, reading: UseReading) -> bool:
         quiet_w = self._bracket.lowered_w if self.acts and self.is_lowered else None

@@ -130,6 +130,23 @@ def test_a_wake_is_charged_for_the_time_until_the_clock_has_risen() -> None:
     assert card.account.lost_s == pytest.approx(0.4 * (1 - LOW_MHZ / FULL_MHZ), abs=0.01)
 
 
+def test_only_time_at_the_lower_clock_counts_as_lowered() -> None:
+    card = lowered()
+    before_s = card.idle.lowered_s
+    card.idle_for(30, sm_clock_mhz=FULL_MHZ)
+    assert card.idle.is_lowered
+    assert card.idle.lowered_s == before_s
+    card.idle_for(10)
+    assert card.idle.lowered_s - before_s == pytest.approx(10)
+
+
+def test_an_empty_account_is_the_reason_for_a_full_clock() -> None:
+    card = Card()
+    card.account.lost_s = 10.0
+    card.idle_for(AFTER_S + 10)
+    assert card.idle.reason == "the account of lost time does not cover another wake"
+
+
 def test_lowerings_are_a_minute_apart() -> None:
     card = Card()
     card.account.working_s = 1e6  # the account pays everything
@@ -150,6 +167,14 @@ def test_a_saving_is_measured_by_brackets_within_one_idle_span() -> None:
     raised_s = sum(after - before for (before, _), (after, _) in zip(card.orders[::2], card.orders[1::2], strict=False))
     assert raised_s < 0.02 * 4 * 3600
     assert card.account.lost_s == 0
+
+
+def test_a_lower_clock_that_is_not_in_force_says_nothing_of_the_model() -> None:
+    card = lowered()
+    card.idle_for(4 * 3600, sm_clock_mhz=FULL_MHZ, power_w=FULL_W)
+    assert len([order for _, order in card.orders if order is Order.LIFT]) > 4
+    assert card.saving.measured is None
+    assert not card.saving.has_no_effect
 
 
 def test_work_within_a_bracket_costs_nothing_and_ends_it() -> None:
@@ -207,8 +232,8 @@ def test_frequent_wakes_leave_the_allowance_to_the_longest_spans() -> None:
 def test_accounts_survive_a_restart_and_damage(tmp_path: Path) -> None:
     path = tmp_path / "accounts.json"
     assert read_accounts(path) == {}
-    save_accounts(path, {"GPU-0": (3.0, 500.0, 1e9)})
-    account = opened_account(read_accounts(path)["GPU-0"], 0.8, 100.0, 1e9 + 1.5 * DAY_S)
+    save_accounts(path, {"GPU-0": (3.0, 500.0, 1.5 * DAY_S)})
+    account = opened_account(read_accounts(path)["GPU-0"], 0.8, 100.0)
     assert account.allowed_s(100.0) == pytest.approx(4.5)
     assert account.lost_s == 3.0
     for damage in ("", "[]", '{"GPU-0": [1]}', '{"GPU-0": ["x", 1, 2]}'):

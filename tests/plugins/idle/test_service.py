@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import MetaData
 
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.daemon.gpus.inventory import Gpu, GpuClaim
 from gpuenergyd.daemon.settings import load_settings
+from gpuenergyd.errors import GpuNotFoundError, StoreError
 from gpuenergyd.gpu.device import GpuDetails
 from gpuenergyd.gpu.link.messages import GpuHealth, GpuSample
+from gpuenergyd.store.plugin_tables import open_plugin_tables
 from gpuenergyd_idle.rules.use import GpuUse
 from gpuenergyd_idle.service import IdleService
 from gpuenergyd_idle.store import stored_use
@@ -90,6 +93,62 @@ def test_a_stop_lifts_before_jobs_are_handed_over_and_keeps_account_and_hours(tm
     scenario(has_account, tmp_path)
 
 
+def test_a_lift_of_an_unknown_gpu_is_refused(tmp_path: Path) -> None:
+    def check(host: Host) -> None:
+        host.read(300)
+        with pytest.raises(GpuNotFoundError, match="no GPU 'GPU-9'"):
+            host.service.lift((GPU, "GPU-9"), 60.0)
+        assert host.is_lowered()
+
+    scenario(check, tmp_path)
+
+
+def test_hours_that_could_not_be_stored_are_stored_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(database: str, rows: object) -> None:
+        raise StoreError(f"{database} is locked, {rows}")
+
+    async def run() -> Host:
+        host = Host(tmp_path)
+        host.read(100)
+        with monkeypatch.context() as patch:
+            patch.setattr("gpuenergyd_idle.service.add_use", refuse)
+            await host.service._store()
+        assert host.service.trouble is not None
+        host.read(100)
+        await host.service.close()
+        return host
+
+    host = asyncio.run(run())
+    assert host.service.trouble is None
+    times_s = [own.total.time_s for own in stored_use(host.parts.settings.database_url)]
+    assert sum(times_s) == pytest.approx(20, abs=0.2)
+
+
+def test_a_report_changes_no_history(tmp_path: Path) -> None:
+    path = tmp_path / "history.sqlite3"
+    with pytest.raises(StoreError, match="no history at"):
+        stored_use(path)
+    open_plugin_tables(path, MetaData(), busy_timeout_s=1.0).dispose()
+    before = path.read_bytes()
+    assert stored_use(path) == ()
+    assert path.read_bytes() == before
+
+
+def test_what_an_observing_daemon_would_have_lost_is_no_lost_time(tmp_path: Path) -> None:
+    def check(host: Host) -> None:
+        host.read(300)
+        host.read(5, utilization_ratio=1.0)
+        assert host.service._followed[GPU].idle.account.lost_s > 0
+        assert host.of_gpu()["lost_s"] == 0
+
+    def has_lost_nothing(later: Host) -> None:
+        later.read(1)
+        assert later.service._followed[GPU].idle.account.lost_s == 0
+
+    scenario(check, tmp_path, mode="observe")
+    scenario(has_lost_nothing, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("obstacle", "reason"),
     [
@@ -135,7 +194,8 @@ def test_a_clock_that_a_new_worker_does_not_have_is_set_again_a_minute_later(tmp
         host.read(300)
         host.parts.ceilings.handle_worker_ready()
         host.read(1)
-        assert host.of_gpu()["reason"] == "lowered once it has been idle for 1 s" or not host.of_gpu()["is_lowered"]
+        assert not host.is_lowered()
+        assert not host.of_gpu()["is_lowered"]
         host.read(600)
         assert host.is_lowered()
 
