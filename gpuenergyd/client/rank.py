@@ -46,9 +46,10 @@ from gpuenergyd.wire.messages import OrderRow, RankRegistration
 
 logger = logging.getLogger("gpuenergyd.client")
 _RELEASE_LIMIT_NS = 1_000_000_000
-_REPEAT_AFTER_NS = 100_000_000
-"""A clock that is in force from one iteration to the next is requested again after this time, since the daemon raises
-the clock of a program that it believes to pause."""
+_REPEAT_AFTER_NS = 50_000_000
+"""A clock that is in force from one iteration to the next is requested again after this time: well before the daemon,
+which raises the clock of a program that it believes to pause, has waited long enough for reports of short iterations
+(`daemon/jobs/sessions.py`)."""
 T = TypeVar("T")
 _Ended: TypeAlias = tuple[RecordedIteration, int, int, str, bool | None, int, int, tuple[TrueClock, ...]]
 """A plain tuple, since it is made in each iteration: records, index, plan epoch, how it was captured, whether it ran in
