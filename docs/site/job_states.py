@@ -20,13 +20,13 @@ from gpuenergyd.core.job.messages import (
     OperatorOrdered,
     PlanDecided,
     PolicyFailed,
-    ProfilingPermissionChanged,
     RankChangedMicrobatches,
     RankJoined,
     RankLost,
     RankReleased,
     SendPlan,
     StragglerChanged,
+    TrialPermissionChanged,
 )
 from gpuenergyd.core.job.operator_orders import OperatorOrders
 from gpuenergyd.core.job.rules import JobRules
@@ -44,7 +44,7 @@ _RULES = JobRules(
     warmup_iterations=1,
     baseline_iterations=2,
     fallback_iterations=2,
-    refused_profiling_iterations=4,
+    refused_trial_iterations=4,
     proof_iterations=0,
     guard=GuardRules(windows=(4,)),
 )
@@ -54,8 +54,8 @@ _RARE_EVENTS: tuple[Event, ...] = (
     RankLost(0, "killed"),
     RankChangedMicrobatches(0, _SCHEDULE.orders[0], 2),
     ControlLost("no GPU worker"),
-    ProfilingPermissionChanged("too expensive"),
-    ProfilingPermissionChanged(None),
+    TrialPermissionChanged("too expensive"),
+    TrialPermissionChanged(None),
     StragglerChanged(1.3, "a straggler"),
     StragglerChanged(None, "no straggler"),
     OperatorOrdered(OperatorOrders(is_paused=True), "paused"),
@@ -71,7 +71,7 @@ _EXPLANATIONS = {
     ("PlanDecided", JobPhase.FALLBACK): "the policy returned an invalid plan, or a trial that is not permitted",
     ("PolicyFailed", JobPhase.FALLBACK): "the policy failed",
     ("ControlLost", JobPhase.FALLBACK): "clocks cannot be set",
-    ("ProfilingPermissionChanged", JobPhase.FALLBACK): "trials are no longer permitted",
+    ("TrialPermissionChanged", JobPhase.FALLBACK): "trials are no longer permitted",
     ("RankChangedMicrobatches", JobPhase.BASELINE): "the number of microbatches has changed",
     ("MergedIterationObserved", JobPhase.PAUSED): "the baseline of a paused job is complete",
     ("ControlLost", JobPhase.PAUSED): "clocks cannot be set, and the job is paused",

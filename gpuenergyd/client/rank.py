@@ -46,9 +46,10 @@ from gpuenergyd.wire.messages import OrderRow, RankRegistration
 
 logger = logging.getLogger("gpuenergyd.client")
 _RELEASE_LIMIT_NS = 1_000_000_000
-_REPEAT_AFTER_NS = 100_000_000
-"""A clock that is in force from one iteration to the next is requested again after this time, since the daemon raises
-the clock of a program that it believes to pause."""
+_REPEAT_AFTER_NS = 50_000_000
+"""A clock that is in force from one iteration to the next is requested again after this time: well before the daemon,
+which raises the clock of a program that it believes to pause, has waited long enough for reports of short iterations
+(`daemon/jobs/sessions.py`)."""
 T = TypeVar("T")
 _Ended: TypeAlias = tuple[RecordedIteration, int, int, str, bool | None, int, int, tuple[TrueClock, ...]]
 """A plain tuple, since it is made in each iteration: records, index, plan epoch, how it was captured, whether it ran in
@@ -417,7 +418,7 @@ class RankClient:
             if begun_ns < self._in_force_until_ns and not self._is_raised:
                 self._due = {}
             else:
-                self._in_force_until_ns = begun_ns + _REPEAT_AFTER_NS
+                self._in_force_until_ns = begun_ns + _REPEAT_AFTER_NS if self._sender.can_send else 0
         is_followed = (not plan.clocks or self._sender.can_send) and not plan.is_full_speed
         self._plan_epoch = plan.plan_epoch if is_followed else 0
         if plan.is_full_speed:
@@ -471,10 +472,12 @@ class RankClient:
             begun, self._begun = self._begun, None
             order = self._timer.order() if begun is None else tuple(begun)
             recorded = self._timer.end_iteration()
+            num_dropped = self._pop_num_dropped() if self._due else 0
+            if num_dropped:
+                self._in_force_until_ns = 0
             if recorded is not None:
                 expected = self._plan.order if self._plan_epoch and self._plan.order else self._order
                 is_in_order = None if begun is None else order == expected
-                num_dropped = self._pop_num_dropped() if self._due else 0
                 num_errors, self._num_errors = self._num_errors, 0
                 self._ended = (
                     recorded,
@@ -484,14 +487,14 @@ class RankClient:
                     is_in_order,
                     num_dropped,
                     num_errors,
-                    self._recorder.pop_true_clocks() if self._recorder is not None else (),
+                    self._recorder.pop_true_clocks() if self._recorder is not None and begun is None else (),
                 )
+            if self._is_cost_sampled:
+                self._is_cost_sampled = False
+                self._timed.add_cost((self._cost_ns + perf_counter_ns() - begun_ns) / 1e9)
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
             return ()
-        if self._is_cost_sampled:
-            self._is_cost_sampled = False
-            self._timed.add_cost((self._cost_ns + perf_counter_ns() - begun_ns) / 1e9)
         return order
 
     def abandon_iteration(self) -> None:
@@ -499,7 +502,7 @@ class RankClient:
         if self._is_inert or not self._is_in_iteration:
             return
         try:
-            self._is_in_iteration = False
+            self._is_in_iteration, self._in_force_until_ns = False, 0
             self._queue_ended()
             recorded = self._timer.end_iteration()
             if recorded is not None:
@@ -530,12 +533,12 @@ class RankClient:
             if self._begun is None or self._is_in_capture:
                 slot = self._begin(key)
                 if key in self._due and not self._is_in_capture:
-                    self._timer.call_at_begin(slot, self._due[key])
+                    self._request_at_begin(slot, key)
             else:
                 self._begun.append(key)
                 slot = NOT_RECORDED
                 if key in self._due:
-                    self._timer.call_at_begin(self._begin(key), self._due[key])
+                    self._request_at_begin(self._begin(key), key)
             if (unqueued := self._unqueued) is not None:
                 self._unqueued = None
                 self._queue_report(unqueued)
@@ -648,6 +651,11 @@ class RankClient:
         """Request a clock for when the device reaches the newest iteration mark."""
         clocks = PlannedClocks(sm_clock_mhz, 0, 0)
         self._timer.call_when_reached(PlannedClockRequest(self._sender, plan, clocks))
+
+    def _request_at_begin(self, slot: int, key: OrderRow) -> None:
+        self._timer.call_at_begin(slot, self._due[key])
+        if slot == NOT_RECORDED:  # without a mark, the request may not have been sent
+            self._in_force_until_ns = 0
 
     def _count_error(self) -> None:
         self._num_errors += 1

@@ -101,20 +101,17 @@ class JobReport:
     def profiling_cost_j(self) -> float | None:
         """Energy of profiling iterations (up to version 0.3) minus that of as many at full speed; negative if less."""
         summary = self.summary
-        num_measured = summary.num_measured_profile_iterations
-        if summary.baseline_energy_j is None or summary.profile_energy_j is None:
-            return None
-        if num_measured < summary.num_profile_iterations:
-            return None
-        return summary.profile_energy_j - num_measured * summary.baseline_energy_j
+        is_measured = summary.num_measured_profile_iterations == summary.num_profile_iterations
+        return self._cost_j(summary.profile_energy_j if is_measured else None, summary.num_profile_iterations)
 
     @property
     def trial_cost_j(self) -> float | None:
         """The same for the iterations of trials."""
-        trial_j, baseline_j = self.summary.trial_energy_j, self.summary.baseline_energy_j
-        if trial_j is None or baseline_j is None:
-            return None
-        return trial_j - self.summary.num_trial_iterations * baseline_j
+        return self._cost_j(self.summary.trial_energy_j, self.summary.num_trial_iterations)
+
+    def _cost_j(self, energy_j: float | None, num_iterations: int) -> float | None:
+        baseline_j = self.summary.baseline_energy_j
+        return None if energy_j is None or baseline_j is None else energy_j - num_iterations * baseline_j
 
     @property
     def estimate_note(self) -> str:

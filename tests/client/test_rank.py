@@ -208,6 +208,32 @@ def test_a_clock_that_is_in_force_is_not_requested_in_each_short_iteration(
     assert clocks_mhz == [900, 1410, 900, 900, 1410, 900, 900, 900, 900]
 
 
+def test_a_request_that_was_dropped_is_repeated_in_the_next_iteration(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuenergyd.client.rank._REPEAT_AFTER_NS", 10**18)
+    client = make_client(daemon.socket_path)
+    run_until_reported(client, daemon)
+    daemon.plans = [{**plan_slice(1, 0, [("B", 0, 0, 0, 900)]), "full_speed_sm_clock_mhz": 1410}]
+    while run_until_reported(client, daemon)["plan_epoch"] != 1:
+        pass
+    client.pause()
+
+    def full(*_: object) -> int:
+        raise BlockingIOError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket.socket, "send", full)
+        run_iteration(client)
+    for _ in range(3):
+        run_iteration(client)
+    client.pause()
+
+    clocks_mhz = [get(daemon.clock_requests).request.sm_clock_mhz for _ in range(4)]
+    client.release()
+    assert clocks_mhz == [900, 1410, 900, 1410]
+
+
 def test_failed_iteration_is_not_reported(daemon: FakeDaemon) -> None:
     client = make_client(daemon.socket_path)
     run_until_reported(client, daemon)

@@ -29,7 +29,7 @@ class PlanExcess:
         *,
         full_speed_time_s: float,
         permitted_time_s: float,
-        is_profiled: bool,
+        is_trial: bool,
         settling_iterations: int,
     ) -> None:
         """Add an iteration under a plan, with its charged time and the target at its start.
@@ -38,7 +38,7 @@ class PlanExcess:
         because a new target takes effect some iterations later.
         """
         self._permitted_s.appendleft(permitted_time_s)
-        if not is_profiled:
+        if not is_trial:
             charged_s = min(charged_s, max(islice(self._permitted_s, max(1, settling_iterations))))
         self.total_s += max(0.0, charged_s - full_speed_time_s)
 

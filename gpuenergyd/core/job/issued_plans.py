@@ -220,8 +220,8 @@ class IssuedPlans:
         free = [i for i, plan in enumerate(self.kept) if num_times[plan.plan_id] > 1 or plan.plan_id not in needed]
         if not free:
             return
-        profiled_last = sorted(free, key=lambda i: self.kept[i].purpose in TRIALS)
-        dropped = self.kept.pop(profiled_last[0])
+        trials_last = sorted(free, key=lambda i: self.kept[i].purpose in TRIALS)
+        dropped = self.kept.pop(trials_last[0])
         self.num_dropped[dropped.purpose] = self.num_dropped.get(dropped.purpose, 0) + 1
         if num_times[dropped.plan_id] == 1:
             self._target_when_made_s.pop(dropped.plan_id, None)

@@ -34,7 +34,6 @@ from gpuenergyd.core.job.messages import (
     PolicyFailed,
     PowerCutChanged,
     PowerTargetChanged,
-    ProfilingPermissionChanged,
     RankChangedMicrobatches,
     RankJoined,
     RankLost,
@@ -44,6 +43,7 @@ from gpuenergyd.core.job.messages import (
     StageMemoryChanged,
     StragglerChanged,
     TargetChanged,
+    TrialPermissionChanged,
 )
 from gpuenergyd.core.job.state import Commands, JobState
 from gpuenergyd.core.job.transitions import iterations, plans, ranks, targets
@@ -63,7 +63,7 @@ TRANSITIONS: Mapping[type[Event], Callable[[JobState, Any], Commands]] = {
     PolicyFailed: plans.policy_failed,
     PastJobsFound: plans.past_jobs_found,
     ControlLost: plans.control_lost,
-    ProfilingPermissionChanged: plans.profiling_permission_changed,
+    TrialPermissionChanged: plans.trial_permission_changed,
     ReplicaBlockBegins: plans.replica_block_begins,
     TargetChanged: targets.changed,
     StragglerChanged: targets.straggler_changed,

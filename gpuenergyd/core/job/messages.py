@@ -132,7 +132,7 @@ class ControlLost:
 
 
 @dataclass(frozen=True, slots=True)
-class ProfilingPermissionChanged:
+class TrialPermissionChanged:
     """Trials of the job were permitted or forbidden; `refusal` is the reason if forbidden, None if permitted."""
 
     refusal: str | None
@@ -229,7 +229,7 @@ Event = (
     | GpuViewChanged
     | PastJobsFound
     | ControlLost
-    | ProfilingPermissionChanged
+    | TrialPermissionChanged
     | TargetChanged
     | OperatorOrdered
     | StragglerChanged

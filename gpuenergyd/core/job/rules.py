@@ -37,7 +37,7 @@ class JobRules:
     """... until proof blocks are this share of the iterations."""
     max_faults: int = 6
     """After more faults (findings of the guard, policy failures, lost control) the job stays at full speed."""
-    refused_profiling_iterations: int = 64
+    refused_trial_iterations: int = 64
     """Iterations after which a job whose trial was refused asks the policy again."""
     account: AccountRules = field(default_factory=AccountRules)
     """Income of the time account that pays for everything that slows the job."""

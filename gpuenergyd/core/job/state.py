@@ -32,6 +32,7 @@ class JobSnapshot:
     target: PerformanceTarget
     baseline: BaselineView | None
     profiling_refusal: str | None
+    """Why trials are refused; None if they are not. Files of versions up to 0.3 have it under this name."""
     orders: dict[int, tuple[Instruction, ...]]
     gpus: dict[int, GpuView]
     """The GPU of each rank, by `JobDescription.rank_index`."""

@@ -45,14 +45,14 @@ class JobAccount:
     num_done: int = 0
     """Training iterations as counted by the client, including those under an earlier daemon."""
     num_full_speed_orders: int = 0
-    num_profiled: int = 0
+    num_tried: int = 0
     is_taken_over: bool = False
     """Whether the account was started by an earlier daemon."""
     decision: TargetDecision | None = None
     decided_at: datetime | None = None
     decided_for: object = None
     failure: str | None = None
-    profiling_refusal: str | None = None
+    trial_refusal: str | None = None
     is_following: bool = False
     """Whether the host of the training's first replica decides the targets and keeps the account of all replicas."""
     plan_excess: PlanExcess = field(default_factory=PlanExcess)
@@ -101,7 +101,7 @@ class JobAccount:
                     full_s + excess_s,
                     full_speed_time_s=full_s,
                     permitted_time_s=permitted_s,
-                    is_profiled=own_purpose in TRIALS,
+                    is_trial=own_purpose in TRIALS,
                     settling_iterations=settling_iterations,
                 )
             self.account.excess_s += self._others_excess.iteration(

@@ -12,10 +12,10 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.settings import Settings
 
-PROFILING_COST_ITERATIONS = 3.0
-"""Cost of the first profiling, in full-speed iterations: 1.1 to 2.2 for the shipped policies, plus a margin."""
-_PROFILED_TWICE = 2.0
-"""Across hosts, each profiling plan runs for two iterations instead of one."""
+TRIAL_COST_ITERATIONS = 3.0
+"""Cost of the first trials, in full-speed iterations: 1.1 to 2.2 for the shipped policies, plus a margin."""
+_TRIED_TWICE = 2.0
+"""Across hosts, each trial runs for two iterations instead of one."""
 _SAME_RATIO = 1e-6
 
 
@@ -36,7 +36,7 @@ class JobBudget:
     """Whether the job has done more iterations than registered."""
     settling_iterations: int = SETTLING_ITERATIONS
     """Most iterations from a new target to the first iteration under its plan."""
-    profiling_cost_iterations: float = PROFILING_COST_ITERATIONS
+    trial_cost_iterations: float = TRIAL_COST_ITERATIONS
 
     @property
     def is_planned(self) -> bool:
@@ -78,7 +78,7 @@ def job_budget(
             is_late=is_late,
             is_overtime=is_overtime,
             settling_iterations=settling_iterations(job),
-            profiling_cost_iterations=PROFILING_COST_ITERATIONS * (_PROFILED_TWICE if job.ranks.num_hosts > 1 else 1.0),
+            trial_cost_iterations=TRIAL_COST_ITERATIONS * (_TRIED_TWICE if job.ranks.num_hosts > 1 else 1.0),
         )
 
     if until_s <= 0:
@@ -118,10 +118,10 @@ def is_overdrawing(
     return own_s > max(longest_s, full_speed_time_s) * (1.0 + _SAME_RATIO)
 
 
-def profiling_refusal(account: SlowdownAccount, budget: JobBudget, full_speed_time_s: float) -> str | None:
-    """Return why a job may not be profiled now, None if the usual cost fits into its remaining budget.
+def trial_refusal(account: SlowdownAccount, budget: JobBudget, full_speed_time_s: float) -> str | None:
+    """Return why a job may not run trials now, None if the usual cost fits into its remaining budget.
 
-    A budget of zero is not charged for profiling and permits it.
+    A budget of zero is not charged for trials and permits them.
     """
     allowance = budget.allowance
     if allowance.budget_ratio <= 0:
@@ -130,7 +130,7 @@ def profiling_refusal(account: SlowdownAccount, budget: JobBudget, full_speed_ti
     free_s = allowance.budget_ratio * (account.full_speed_s + left_s) - account.excess_s - budget.reserve_s
     if allowance.work_s is not None:
         free_s = min(free_s, allowance.left_s - allowance.work_s - budget.reserve_s)
-    cost = budget.profiling_cost_iterations
+    cost = budget.trial_cost_iterations
     if free_s >= cost * full_speed_time_s:
         return None
     left = max(0.0, free_s / full_speed_time_s)

@@ -38,7 +38,7 @@ def target_figures(
     return {
         "policy": settings.target,
         "permitted_time_s": runner.job.target.permitted_time_s,
-        "reason": decision.reason if decision is not None else job.profiling_refusal or "the job has no tuned plan yet",
+        "reason": decision.reason if decision is not None else job.trial_refusal or "the job has no tuned plan yet",
         "basis": decision.basis if decision is not None else None,
         "intensity": decision.intensity if decision is not None else None,
         "overrun_s": decision.overrun_s if decision is not None else None,
@@ -51,7 +51,7 @@ def target_figures(
         "is_length_reached": budget is not None and not budget.is_planned,
         "deadline_at": budget.deadline_at if budget is not None else None,
         "length_basis": budget.basis if budget is not None else None,
-        "profiling_refusal": job.profiling_refusal,
+        "trial_refusal": job.trial_refusal,
         "is_taken_over": job.is_taken_over,
         "num_frontier_points": len(job.frontier),
     }

@@ -2,7 +2,7 @@
 
 The target policy proposes a target for each hour. Every proposal is checked against the job's account, so that full
 speed for the rest of the window would still keep the budget, whatever a forecast or a plugin returns. Between
-decisions, a job about to exceed its budget goes to full speed, and profiling that costs too much is refused.
+decisions, a job about to exceed its budget goes to full speed, and trials that cost too much are refused.
 """
 
 import logging
@@ -15,7 +15,7 @@ from gpuenergyd.core.carbon.account import JobCarbon
 from gpuenergyd.core.carbon.grid_clock import GridClock
 from gpuenergyd.core.carbon.intensity import HOUR, CarbonForecast, IntensityBasis
 from gpuenergyd.core.carbon.slowdown_account import SlowdownAccount
-from gpuenergyd.core.job.messages import JobPhase, ProfilingPermissionChanged, TargetChanged
+from gpuenergyd.core.job.messages import JobPhase, TargetChanged, TrialPermissionChanged
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import TRIALS, PlanPurpose
 from gpuenergyd.core.policy_api.policy import BaselineView
@@ -27,8 +27,8 @@ from gpuenergyd.daemon.carbon.budget import (
     is_overdrawing,
     is_unaffordable,
     job_budget,
-    profiling_refusal,
     settling_iterations,
+    trial_refusal,
 )
 from gpuenergyd.daemon.carbon.feed import CarbonFeed
 from gpuenergyd.daemon.carbon.status import carbon_figures, carbon_of, target_figures
@@ -86,39 +86,39 @@ class CarbonTargets:
         job.record_energy(observation, purpose, self._grid.hour_of(begun_at))
         budget = self._budget(runner, job, baseline)
         if runner.job.phase is not JobPhase.TUNED:
-            self._check_profiling_cost(runner, job, budget, baseline, observation if purpose in TRIALS else None)
+            self._check_trial_cost(runner, job, budget, baseline, observation if purpose in TRIALS else None)
         if job.decision is None or job.is_following:
             return
         if is_overdrawing(job.account, budget, target, baseline.iteration_time_s):
             self._order_full_speed(runner, job, job.decision)
 
-    def _check_profiling_cost(
+    def _check_trial_cost(
         self,
         runner: RunningJob,
         job: JobAccount,
         budget: JobBudget,
         baseline: BaselineView,
-        profiled: IterationObservation | None,
+        tried: IterationObservation | None,
     ) -> None:
-        """Refuse or permit profiling, which must not cost more time than the job's budget has left.
+        """Refuse or permit trials, which must not cost more time than the job's budget has left.
 
-        Before the first profiled iteration, the usual cost of profiling decides, so that a job too short for it loses
-        no time. After that, each measured iteration decides.
+        Before the first iteration of a trial, the usual cost of trials decides, so that a job too short for them
+        loses no time. After that, each measured iteration decides.
         """
         full_s, refusal = baseline.iteration_time_s, None
-        job.num_profiled += profiled is not None
-        if not job.num_profiled and not job.is_taken_over:
-            refusal = profiling_refusal(job.account, budget, full_s)
+        job.num_tried += tried is not None
+        if not job.num_tried and not job.is_taken_over:
+            refusal = trial_refusal(job.account, budget, full_s)
         elif (
-            profiled is not None
+            tried is not None
             and runner.job.phase is JobPhase.TRIAL
-            and is_unaffordable(job.account, budget, profiled.iteration_time_s, full_s)
+            and is_unaffordable(job.account, budget, tried.iteration_time_s, full_s)
         ):
             refusal = f"trials paused: {job.slowdown_text}, and continuing would exceed the budget"
-        if refusal != job.profiling_refusal:
-            job.profiling_refusal = refusal
-            job.num_full_speed_orders += refusal is not None and profiled is not None
-            runner.handle(ProfilingPermissionChanged(refusal))
+        if refusal != job.trial_refusal:
+            job.trial_refusal = refusal
+            job.num_full_speed_orders += refusal is not None and tried is not None
+            runner.handle(TrialPermissionChanged(refusal))
 
     def target_posted(self, runner: RunningJob, *, num_members: int) -> None:
         """Record the target that a member of a pipeline got from the leader on another host, which keeps the account.

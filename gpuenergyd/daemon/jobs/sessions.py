@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 _LATE_RATIO = 1.5
-"""A report is late after this multiple of the usual iteration time."""
+"""The next report or clock request is late after this multiple of the usual iteration time."""
 _MARGIN_S = 0.1
 """Allowance for the time that reports wait in the client's and the daemon's loops."""
 _ITERATIONS_KEPT = 8
@@ -34,16 +34,18 @@ _NS_PER_S = 1e9
 
 @dataclass(slots=True)
 class GapWatch:
-    """Watches one rank's reports; calls `raise_clock` in each gap or pause, again after a clock request within one."""
+    """Calls `raise_clock` in each pause of one rank, and in each gap without its reports and clock requests.
+
+    Iterations of a few milliseconds are reported together, ten times a second: then requests show that there is no gap.
+    """
 
     raise_clock: Callable[[], None]
     _times_s: deque[float] = field(default_factory=lambda: deque(maxlen=_ITERATIONS_KEPT))
     _timer: asyncio.TimerHandle | None = None
-    _is_raised: bool = False
 
     @property
     def limit_s(self) -> float | None:
-        """Time without a report after which the rank is in a gap; None while too few iterations are known.
+        """Time without a sign of the rank after which it is in a gap; None while too few iterations are known.
 
         The usual time is the second longest of those kept, since the longest may contain a gap.
         """
@@ -53,7 +55,6 @@ class GapWatch:
 
     def reported(self, begin_ns: int, next_begin_ns: int) -> None:
         """Handle a report: the next iteration has begun, or a pause if `next_begin_ns` is 0."""
-        self._is_raised = False
         if next_begin_ns:
             self._times_s.append((next_begin_ns - begin_ns) / _NS_PER_S)
             self._wait()
@@ -62,12 +63,10 @@ class GapWatch:
 
     def requested(self) -> None:
         """Handle a clock request of the rank, which may lower the clock again within a gap."""
-        if self._is_raised:
-            self._is_raised = False
-            self._wait()
+        self._wait()
 
     def stop(self) -> None:
-        """Stop waiting for reports."""
+        """Stop waiting for the rank."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
@@ -79,7 +78,6 @@ class GapWatch:
 
     def _gap_found(self) -> None:
         self.stop()
-        self._is_raised = True
         self.raise_clock()
 
 

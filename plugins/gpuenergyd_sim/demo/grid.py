@@ -22,7 +22,7 @@ _LEAST_ITERATIONS_PER_HOUR = 3
 """Least iterations per hour, since a plan for the next hour takes effect an iteration or two after it was made."""
 _LEAST_TUNED_ITERATIONS = 40
 """Least iterations of profiling and tuning for a demo."""
-_PROFILING_COST_ITERATIONS = 6.0
+_TRIAL_COST_ITERATIONS = 6.0
 """Budget for profiling: twice what the daemon requires before it permits it, since the budget has a reserve, too."""
 _SYNTHETIC_ZONE = "SYNTHETIC-GB"
 _FIRST_HOUR_AT = datetime(2030, 1, 1, tzinfo=UTC)
@@ -51,7 +51,7 @@ class DemoGrid:
             )
         least_s = max(
             (baseline_iterations + _LEAST_TUNED_ITERATIONS) * iteration_time_s,
-            _PROFILING_COST_ITERATIONS * iteration_time_s / budget_ratio,
+            _TRIAL_COST_ITERATIONS * iteration_time_s / budget_ratio,
         )
         if self.num_hours * self.hour_s < least_s:
             raise UsageError(

@@ -170,20 +170,25 @@ def _with_bends(
     if not _has_lower_clocks(times, classes):
         return classes
     rows = time_rows(classes, times, has_calls=True)
-    chosen: dict[tuple[InstructionKind, int], int] = {(c.key.kind, c.key.chunk_index): 0 for c in classes}
-    for kind in chosen:
-        of_kind = [own for own in classes if (own.key.kind, own.key.chunk_index) == kind]
+    chosen = dict.fromkeys(map(_bend_group, classes), 0)
+    for group in chosen:
+        members = [own for own in classes if _bend_group(own) == group]
         scores = [
-            _score(_bent(classes, {**chosen, kind: k}), rows, of_time) - max(_penalty(own, k) for own in of_kind)
+            _score(_bent(classes, {**chosen, group: k}), rows, of_time) - max(_penalty(own, k) for own in members)
             for k in range(len(BEND_RATIOS))
         ]
-        chosen[kind] = int(np.argmax(scores))
+        chosen[group] = int(np.argmax(scores))
     return _bent(classes, chosen)
 
 
 def _with_every_bend(classes: Sequence[ClassAtFullSpeed]) -> list[list[ClassAtFullSpeed]]:
-    kinds = {(own.key.kind, own.key.chunk_index) for own in classes}
-    return [_bent(classes, dict.fromkeys(kinds, k)) for k in range(len(BEND_RATIOS))]
+    groups = set(map(_bend_group, classes))
+    return [_bent(classes, dict.fromkeys(groups, k)) for k in range(len(BEND_RATIOS))]
+
+
+def _bend_group(own: ClassAtFullSpeed) -> tuple[InstructionKind, int, bool]:
+    """Return which classes bend alike: those of one kind, of stages at their power limits or of the others."""
+    return own.key.kind, own.key.chunk_index, own.sustained is not None
 
 
 def _bends_mhz(own: ClassAtFullSpeed) -> list[float]:
@@ -215,11 +220,11 @@ def _has_lower_clocks(times: Sequence[TimeSeen], classes: Sequence[ClassAtFullSp
 
 
 def _bent(
-    classes: Sequence[ClassAtFullSpeed], bend_of: Mapping[tuple[InstructionKind, int], int]
+    classes: Sequence[ClassAtFullSpeed], bend_of: Mapping[tuple[InstructionKind, int, bool], int]
 ) -> list[ClassAtFullSpeed]:
     bent = []
     for own in classes:
-        bend_mhz = _bends_mhz(own)[bend_of[own.key.kind, own.key.chunk_index]]
+        bend_mhz = _bends_mhz(own)[bend_of[_bend_group(own)]]
         if own.sustained is None:
             bent.append(replace(own, full_speed_mhz=min(own.full_speed_mhz, bend_mhz)))
         else:

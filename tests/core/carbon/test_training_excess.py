@@ -61,7 +61,7 @@ def test_never_more_than_iterations_took_nor_than_was_reported(iterations: list[
     assert total_s <= sum(growth_s for _, _, growth_s in iterations) + 1e-9
 
 
-def cost_of(iterations: Sequence[tuple[float, float]], *, is_profiled: bool = False) -> float:
+def cost_of(iterations: Sequence[tuple[float, float]], *, is_trial: bool = False) -> float:
     """Return what plans cost in iterations of charged and permitted time."""
     excess = PlanExcess()
     for charged_s, permitted_s in iterations:
@@ -69,7 +69,7 @@ def cost_of(iterations: Sequence[tuple[float, float]], *, is_profiled: bool = Fa
             charged_s,
             full_speed_time_s=FULL_S,
             permitted_time_s=permitted_s,
-            is_profiled=is_profiled,
+            is_trial=is_trial,
             settling_iterations=4,
         )
     return excess.total_s
@@ -83,4 +83,4 @@ def test_a_tuned_plan_costs_what_its_target_permitted_even_while_the_next_one_is
 
 
 def test_profiling_costs_what_it_took() -> None:
-    assert cost_of([(1.3, 1.0)] * 2, is_profiled=True) == pytest.approx(0.6)
+    assert cost_of([(1.3, 1.0)] * 2, is_trial=True) == pytest.approx(0.6)

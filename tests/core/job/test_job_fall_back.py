@@ -9,10 +9,10 @@ from gpuenergyd.core.job.messages import (
     JobPhase,
     PlanDecided,
     PolicyFailed,
-    ProfilingPermissionChanged,
     RecordPhase,
     SendPlan,
     TargetChanged,
+    TrialPermissionChanged,
 )
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.plan import PlanPurpose
@@ -146,7 +146,7 @@ def test_a_job_without_full_speed_blocks_that_is_faster_than_expected_returns_to
         (PolicyFailed("it raised"), "policy p failed: it raised", 1, 5),
         (ControlLost("the worker died"), "the worker died", 1, 5),
         (PlanDecided(plan("odd", clock=1)), "policy p returned an invalid plan", 1, 5),
-        (ProfilingPermissionChanged("no budget left"), "no budget left", 0, 64),
+        (TrialPermissionChanged("no budget left"), "no budget left", 0, 64),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -5,9 +5,9 @@ import pytest
 from gpuenergyd.core.job.messages import (
     AskPolicy,
     JobPhase,
-    ProfilingPermissionChanged,
     RankChangedMicrobatches,
     RecordPhase,
+    TrialPermissionChanged,
 )
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import one_forward_one_backward
@@ -70,11 +70,11 @@ def test_a_tuned_plan_stays_while_the_policy_takes_long() -> None:
 
 def test_an_earlier_refusal_of_trials_applies_when_the_policy_wants_one() -> None:
     run = JobRun().asked()
-    assert run.feed(ProfilingPermissionChanged("no budget")) == ()
+    assert run.feed(TrialPermissionChanged("no budget")) == ()
 
     assert run.decide(plan("p-1", TRIAL)) == (RecordPhase(JobPhase.FALLBACK, "no budget"),)
     assert run.job.retry_in_iterations == 64
-    run.feed(ProfilingPermissionChanged(None))
+    run.feed(TrialPermissionChanged(None))
     run.first(AskPolicy)
     assert kinds(run.decide(plan("p-1", TRIAL))) == ["LeaseGpus", "SendPlan", "SendPlan", "RecordPhase"]
 
@@ -90,14 +90,14 @@ def test_a_refusal_of_trials_does_not_stop_the_trial_of_an_order_at_full_speed()
     run.decide(ClockPlan("trial", TRIAL, ranks, orders=split))
     assert run.job.phase is JobPhase.TRIAL
 
-    assert run.feed(ProfilingPermissionChanged("no budget")) == ()
+    assert run.feed(TrialPermissionChanged("no budget")) == ()
     assert run.job.current_plan.plan_id == "trial"
 
 
 def test_a_refusal_of_trials_does_not_stop_a_tuned_plan() -> None:
     run = JobRun().following(plan())
 
-    assert run.feed(ProfilingPermissionChanged("no budget")) == ()
+    assert run.feed(TrialPermissionChanged("no budget")) == ()
     assert run.job.phase is JobPhase.TUNED
 
 

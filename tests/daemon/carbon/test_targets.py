@@ -17,7 +17,7 @@ from gpuenergyd.core.carbon.grid_clock import GridClock
 from gpuenergyd.core.carbon.intensity import HOUR, EmissionFactor, IntensityBasis, SampleStatus, SignalKind
 from gpuenergyd.core.carbon.slowdown_account import JobLength
 from gpuenergyd.core.job.job import Job
-from gpuenergyd.core.job.messages import Event, JobPhase, ProfilingPermissionChanged
+from gpuenergyd.core.job.messages import Event, JobPhase, TrialPermissionChanged
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.job.time_account import AccountRules
 from gpuenergyd.core.measurement.observation import IterationObservation
@@ -97,7 +97,7 @@ class Following:
 
     def handle(self, event: Event) -> None:
         """Pass an event on."""
-        if isinstance(event, ProfilingPermissionChanged) and event.refusal is not None:
+        if isinstance(event, TrialPermissionChanged) and event.refusal is not None:
             self.reasons.append(event.refusal)
         self.run.feed(event)
 
@@ -402,7 +402,7 @@ def test_a_job_too_short_for_profiling_is_refused_it_with_the_reason(tmp_path: P
     assert job.faults.num_faults == 0
     assert "the job is too short" in job.phase_reason
     assert "55 iterations" in job.phase_reason
-    assert status["reason"] == status["profiling_refusal"]
+    assert status["reason"] == status["trial_refusal"]
     assert status["slowdown_so_far_ratio"] == pytest.approx(0.0, abs=1e-6)
 
 
@@ -412,7 +412,7 @@ def run_until(here: Site, phase: JobPhase) -> None:
         here.run_hours(0.002)
 
 
-def test_a_refused_job_is_profiled_once_its_length_increases(tmp_path: Path) -> None:
+def test_a_refused_job_runs_trials_once_its_length_increases(tmp_path: Path) -> None:
     here = site(tmp_path, Uniform(), [200.0] * 24 * 12, length=JobLength(num_iterations=50), hour_s=600.0)
     job = here.following.job
     run_until(here, JobPhase.FALLBACK)
@@ -420,8 +420,8 @@ def test_a_refused_job_is_profiled_once_its_length_increases(tmp_path: Path) -> 
     job.description = replace(job.description, length=JobLength(num_iterations=1000))
     run_until(here, JobPhase.TUNED)
 
-    assert here.targets.status(here.following)["target"]["profiling_refusal"] is None
-    assert here.targets.accounts.get_or_create(here.following).num_profiled > 0
+    assert here.targets.status(here.following)["target"]["trial_refusal"] is None
+    assert here.targets.accounts.get_or_create(here.following).num_tried > 0
 
 
 def test_report_and_account_agree_for_a_job_with_disturbed_iterations(tmp_path: Path) -> None:

@@ -116,6 +116,23 @@ def test_iterations_in_time_raise_nothing_and_a_reported_pause_raises_at_once() 
     assert raised == ["gap"]
 
 
+def test_requests_show_that_short_iterations_go_on_until_their_report_comes() -> None:
+    raised: list[str] = []
+
+    async def scenario() -> None:
+        watch = GapWatch(lambda: raised.append("gap"))
+        for number in range(40):
+            await asyncio.sleep(0.06)
+            watch.requested()
+            for _ in range(24 * (number % 2)):
+                watch.reported(0, NS_PER_S // 200)
+        assert not raised
+        await asyncio.sleep(30.0)
+
+    play(scenario)
+    assert raised == ["gap"]
+
+
 def test_one_long_iteration_does_not_hide_the_next_gap() -> None:
     async def scenario() -> None:
         watch = GapWatch(lambda: None)

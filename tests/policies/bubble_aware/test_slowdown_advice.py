@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuenergyd.core.job.messages import ProfilingPermissionChanged
+from gpuenergyd.core.job.messages import TrialPermissionChanged
 from gpuenergyd.core.job.outcome import find_outcome, outcome_line
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
@@ -65,7 +65,7 @@ def test_a_loop_with_waits_measures_a_slower_plan_once(
 
 def test_a_loop_that_may_not_be_profiled_keeps_its_plans() -> None:
     loop = _loop(1, 0.02)
-    loop.job.handle(ProfilingPermissionChanged("the job is too short"))
+    loop.job.handle(TrialPermissionChanged("the job is too short"))
 
     loop.run(36)
 

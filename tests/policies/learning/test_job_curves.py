@@ -1,14 +1,19 @@
 """The belief about curves: positive and monotone where physics says so, honest, and better with evidence."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuenergyd.core.measurement.sustained_clock import SustainedClock
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
+from gpuenergyd_policies.learning.curves import CurveModel
+from gpuenergyd_policies.learning.deviations import TIME
 from gpuenergyd_policies.learning.job_curves import FittedCurves, fit_curves
+from gpuenergyd_policies.learning.job_profile import _with_bends
 from gpuenergyd_policies.learning.published import PUBLISHED, prior_for
 from gpuenergyd_policies.learning.seen import (
     ClassAtFullSpeed,
@@ -151,6 +156,22 @@ def test_under_a_power_cap_times_stay_the_same_down_to_the_bend() -> None:
 
     assert capped[KEYS[0]].at_clock(1275).time_s < 1.015 * FULL_SPEED_S[F]
     assert free[KEYS[0]].at_clock(1275).time_s > 1.06 * FULL_SPEED_S[F]
+
+
+def test_a_stage_that_its_power_limit_holds_bends_no_other_stage_of_its_kind() -> None:
+    limited = SustainedClock(1170.0, capped_ratio=1.0, busy_ratio=1.0, num_kinds=2, num_capped=100)
+    own = [replace(known, sustained=limited) if known.key.pp_rank == 0 else known for known in classes()]
+    times = [
+        TimeSeen(key, ((clock, time_s(key, clock, 0.9, 1170.0 if key.pp_rank == 0 else 1410.0)),), 0.004)
+        for key in KEYS
+        for clock in (1320, 1230, 1050, 960)
+    ]
+
+    bent = _with_bends(own, times, CurveModel(prior_for("").time, TIME, are_sizes_estimated=False))
+
+    clocks_mhz = {known.key.pp_rank: known.full_speed_mhz for known in bent}
+    assert clocks_mhz[0] == pytest.approx(1170.0, rel=0.07)
+    assert clocks_mhz[1] == clocks_mhz[2] == 1410.0
 
 
 def test_a_rank_without_energy_at_full_speed_is_named() -> None:

@@ -44,7 +44,7 @@ def answer(
     rules, ranks, experiments = control.rules, control.ranks, control.experiments
     is_slow = plan.purpose in TRIALS and not plan.orders  # other orders are tried at full speed
     if is_slow and experiments.refusal is not None:
-        return Answer(experiments.refusal, falls_back=True, least_wait=rules.refused_profiling_iterations)
+        return Answer(experiments.refusal, falls_back=True, least_wait=rules.refused_trial_iterations)
     is_kept = plan.plan_id == control.current.plan_id and phase is not JobPhase.FALLBACK
     has_new_pace, next_phase = control.has_new_pace(target), _phase_under(plan, phase)
     if not (is_kept and has_new_pace):  # the answer to the new pace decides what a kept plan is compared with

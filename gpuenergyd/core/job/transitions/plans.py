@@ -9,10 +9,10 @@ from gpuenergyd.core.job.messages import (
     PastJobsFound,
     PlanDecided,
     PolicyFailed,
-    ProfilingPermissionChanged,
     RecordNotice,
     ReplicaBlockBegins,
     StoreCurves,
+    TrialPermissionChanged,
 )
 from gpuenergyd.core.job.state import Commands, JobState
 from gpuenergyd.core.pipeline.learned_curves import problem_of_curves
@@ -74,12 +74,12 @@ def control_lost(job: JobState, event: ControlLost) -> Commands:
     return job.fall_back(event.reason, is_fault=True)
 
 
-def profiling_permission_changed(job: JobState, event: ProfilingPermissionChanged) -> Commands:
+def trial_permission_changed(job: JobState, event: TrialPermissionChanged) -> Commands:
     """End trials that are no longer permitted; a later trial is refused when the policy returns it."""
     job.control.experiments.refusal = refusal = event.refusal
     if refusal is None or job.phase is not JobPhase.TRIAL or job.current_plan.orders:
         return ()
-    return job.fall_back(refusal, least_wait=job.rules.refused_profiling_iterations)
+    return job.fall_back(refusal, least_wait=job.rules.refused_trial_iterations)
 
 
 def replica_block_begins(job: JobState, event: ReplicaBlockBegins) -> Commands:
