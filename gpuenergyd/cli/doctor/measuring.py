@@ -112,9 +112,10 @@ class _GpuMeasurement:
             for name, open_load in loads.items():
                 try:
                     with open_load().on(gpu.gpu_uuid) as known:
-                        facts |= known or {}
-                        states.append(self._watch(sampler, name))
+                        state = self._watch(sampler, name)
                         self._poll(gate)
+                    states.append(state)  # only of a load that has computed until then
+                    facts |= known or {}
                 except GpuError as error:
                     not_measured.append(f"{name}: {error}")
             counter = sampler.counter(gpu.gpu_uuid)
