@@ -1,4 +1,4 @@
-"""A full load on a GPU by torch, in a process of its own."""
+"""Keeps a GPU fully loaded for `doctor --measure`: torch multiplies matrices in a separate process."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 from gpuenergyd.errors import DriverError
 
@@ -23,12 +23,14 @@ class TorchLoad:
     def on(self, gpu_uuid: str) -> Iterator[Mapping[str, float]]:
         """Compute inside the context; yield `run_ahead_s` and `step_s` of a training loop.
 
+        Modules in the current folder are not used (`-P`): an administrator may be in another user's.
+
         Raises:
             DriverError: torch, CUDA or the GPU cannot be used.
         """
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu_uuid}
         process = subprocess.Popen(
-            [sys.executable, "-m", _PROGRAM],
+            [sys.executable, "-P", "-m", _PROGRAM],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -37,14 +39,13 @@ class TorchLoad:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            is_ready = select.select([process.stdout], [], [], _START_LIMIT_S)[0]
-            line = process.stdout.readline() if is_ready else b""
-            found: dict[str, Any] = json.loads(line) if line else {"error": "the load by torch did not start"}
-            if "error" in found:
-                raise DriverError(found["error"])
+            found = _said(process.stdout, _START_LIMIT_S)
+            if not found or "error" in found:
+                raise DriverError((found or {}).get("error", "the load by torch did not start"))
             yield found
-            if process.poll() is not None:
-                raise DriverError("the load by torch ended early")
+            failed = _said(process.stdout, 0.0)
+            if failed is not None:
+                raise DriverError(failed.get("error", "the load by torch ended early"))
         finally:
             process.stdin.close()
             process.stdout.close()
@@ -53,3 +54,11 @@ class TorchLoad:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _said(output: IO[bytes], limit_s: float) -> dict[str, Any] | None:
+    """Return what the program says next; None if it says nothing in time, and an empty dict if it has ended."""
+    if not select.select([output], [], [], limit_s)[0]:
+        return None
+    said: dict[str, Any] = json.loads(output.readline() or "{}")
+    return said
