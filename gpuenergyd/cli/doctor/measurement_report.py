@@ -40,9 +40,12 @@ def measure_host(
         return (), f"not measured: {error}"
     try:
         with closing(DaemonClient(socket_path)) as client:
-            client.post("/v1/measured-gpus", json.loads(json_text({"gpus": measured})))
+            reply = client.post("/v1/measured-gpus", json.loads(json_text({"gpus": measured})))
     except GpuEnergyError as error:
         return measured, f"not kept by a daemon: {error}"
+    others = sorted({gpu.model_name for gpu in measured}.difference(reply.get("model_names", ())))
+    if others:
+        return measured, f"not kept by the daemon, which has no such GPUs: {', '.join(others)}"
     return measured, "the daemon keeps these measurements"
 
 
