@@ -1,4 +1,4 @@
-"""True clocks that a training has had its GPU count: they narrow the bounds of changes whose clocks are read late."""
+"""Narrows down when clock changes took effect, by clocks that a training program has had its GPU count."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence

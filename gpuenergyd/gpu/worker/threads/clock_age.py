@@ -1,4 +1,4 @@
-"""How old a reading of a GPU's clock may be: some drivers keep values, on one H200 each for 100 ms.
+"""Learns how old a GPU's clock may be when it is read: some drivers return a value for a while, one H200 for 100 ms.
 
 Theory of operation. A value that is kept for some time never changes twice within it. Clocks change seldom, but power
 is noisy: readings a few milliseconds apart show for how long power is kept, and clocks are taken to be kept as long.
