@@ -33,6 +33,8 @@ _NS_PER_S = 1_000_000_000
 _SAMPLE_PERIOD_S = 0.1
 _LEARNING_LIMIT_S = 12.0
 _LOOK_S = 0.1
+_POLL_PAUSE_S = 0.001
+"""Between two readings, so that programs of other users that call the driver have their turn."""
 _CLOSE_LIMIT_S = 5.0
 _MIN_CHANGES = 5
 """Changes of a value that show how often it is renewed."""
@@ -155,6 +157,7 @@ class _GpuMeasurement:
         readings, until_s = [], time.monotonic() + self.durations.polling_s
         while time.monotonic() < until_s:
             readings.append(gate.read_without_energy(self.gpu.gpu_uuid))
+            time.sleep(_POLL_PAUSE_S)
         self.polled.append(readings)
 
     def _refresh_s(self, value: Callable[[GpuReading], float | None], quantile: float) -> float | None:
