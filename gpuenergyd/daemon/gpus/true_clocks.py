@@ -1,5 +1,6 @@
 """Narrows down when clock changes took effect, by clocks that a training program has had its GPU count."""
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,11 +40,14 @@ class TrueClocks:
         return tuple(found.values())
 
     def _narrow_ones(self) -> Iterator[tuple[ClockChangeReport, ClockChangeReport]]:
+        clocks = sorted(self._clocks)
         for change, after in pairwise([*self._changes, None]):
             if change is None or change.previous_sm_clock_mhz is None:
                 continue
-            until_ns = None if after is None else after.called_mono_ns
-            during = [c for c in self._clocks if c[0] >= change.returned_mono_ns and (not until_ns or c[1] <= until_ns)]
+            during = clocks[bisect_left(clocks, (change.returned_mono_ns,)) :]
+            if after is not None:
+                num_before = bisect_left(during, (after.called_mono_ns,))
+                during = [clock for clock in during[:num_before] if clock[1] <= after.called_mono_ns]
             narrow = _narrow(change, change.previous_sm_clock_mhz, during)
             if narrow is not None:
                 yield change, narrow
