@@ -169,8 +169,9 @@ class Gpu:
 
     def record_true_clocks(self, clocks: Iterable[TrueClockRow]) -> bool:
         """Record clocks that the GPU has counted; return whether they changed the latency that plans use."""
-        switches = [observed_switch(change) for change in self.true_clocks.narrowed(clocks)]
-        return sum(self.switching.observe(switch) for switch in switches if switch is not None) > 0
+        pairs = [tuple(map(observed_switch, pair)) for pair in self.true_clocks.narrowed(clocks)]
+        news = [self.switching.observe(narrow, in_place_of=wide) for wide, narrow in pairs if narrow is not None]
+        return any(news)
 
     def _usual_effect_ns(self, change: ClockChangeReport) -> int:
         """Return when a change takes effect by the latency that plans use."""

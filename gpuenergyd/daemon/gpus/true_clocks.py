@@ -30,10 +30,10 @@ class TrueClocks:
         """Keep a change that may be narrowed."""
         self._changes.append(change)
 
-    def narrowed(self, clocks: Iterable[TrueClockRow]) -> tuple[ClockChangeReport, ...]:
-        """Add clocks; return the changes of which the effect is known closely by now, each of them once."""
+    def narrowed(self, clocks: Iterable[TrueClockRow]) -> tuple[tuple[ClockChangeReport, ClockChangeReport], ...]:
+        """Add clocks; return each change of which the effect is now known closely, as read and narrowed, once."""
         self._clocks.extend(clocks)
-        found = {change.returned_mono_ns: narrow for change, narrow in self._narrow_ones()}
+        found = {change.returned_mono_ns: (change, narrow) for change, narrow in self._narrow_ones()}
         remaining = [change for change in self._changes if change.returned_mono_ns not in found]
         self._changes.clear()
         self._changes.extend(remaining)
