@@ -43,10 +43,7 @@ def measure_host(
             reply = client.post("/v1/measured-gpus", json.loads(json_text({"gpus": measured})))
     except GpuEnergyError as error:
         return measured, f"not kept by a daemon: {error}"
-    others = sorted({gpu.model_name for gpu in measured}.difference(reply.get("model_names", ())))
-    if others:
-        return measured, f"not kept by the daemon, which has no such GPUs: {', '.join(others)}"
-    return measured, "the daemon keeps these measurements"
+    return measured, f"the daemon keeps these measurements of {', '.join(reply['model_names']) or 'no GPU of its own'}"
 
 
 def print_measured(measured: Sequence[MeasuredGpu], kept: str) -> None:

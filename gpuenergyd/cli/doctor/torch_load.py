@@ -11,8 +11,7 @@ from typing import IO, Any
 
 from gpuenergyd.errors import DriverError
 
-_START_LIMIT_S = 120.0
-_STOP_LIMIT_S = 10.0
+_START_LIMIT_S, _STOP_LIMIT_S = 120.0, 10.0
 _PROGRAM = "gpuenergyd_trainers.measured_load"
 
 
@@ -23,15 +22,13 @@ class TorchLoad:
     def on(self, gpu_uuid: str) -> Iterator[Mapping[str, float]]:
         """Compute inside the context; yield `run_ahead_s` and `step_s` of a training loop.
 
-        Modules in the current folder are not used (`-P`): an administrator may be in another user's.
-
         Raises:
             DriverError: torch, CUDA or the GPU cannot be used.
         """
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu_uuid}
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", _PROGRAM],
-            env=environment,
+            [sys.executable, "-P", "-m", _PROGRAM],  # -P: the current folder may be another user's
+            bufsize=0,  # a line that is read ahead would not be selected
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu_uuid},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -60,5 +57,4 @@ def _said(output: IO[bytes], limit_s: float) -> dict[str, Any] | None:
     """Return what the program says next; None if it says nothing in time, and an empty dict if it has ended."""
     if not select.select([output], [], [], limit_s)[0]:
         return None
-    said: dict[str, Any] = json.loads(output.readline() or "{}")
-    return said
+    return dict(json.loads(output.readline() or "{}"))

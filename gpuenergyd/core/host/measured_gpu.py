@@ -7,8 +7,7 @@ from datetime import datetime
 _LATE_READING_S = 0.045
 """Readings at least this old do not show when a clock changed, since a change takes about as long."""
 _ALIKE_RATIO = 1.3
-"""Changes of the clock further apart than new values of the power, by this factor, come from the load: the GPU worker
-takes clocks to be kept no longer than power."""
+"""Changes of the clock further apart than that of the power's renewals come from the load, not from late readings."""
 _CAPPED_RATIO = 0.1
 
 IDLE, IN_USE, WAITING, LOADED = "idle", "in use", "waiting", "loaded"

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-_NUM_STEPS = 40
-_NUM_ROUNDS = 30
+_NUM_STEPS, _NUM_ROUNDS = 40, 30
 _NEIGHBOUR_WEIGHT = 0.125
 _LEAST_SHARE = 1e-12
 
