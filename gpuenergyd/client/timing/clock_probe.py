@@ -16,19 +16,16 @@ from typing import Any, NamedTuple
 
 from gpuenergyd.client.timing.cuda_writes import LIBRARY, CudaCallError, map_for_device
 
-_COUNTED_NS = 50_000
-_PAUSE_NS = 2_000_000
-_NUM_SLOTS, _SLOT_WORDS = 32, 4
-_WORD_BYTES = 8
+_COUNTED_NS, _PAUSE_NS = 50_000, 2_000_000
+_NUM_SLOTS, _SLOT_WORDS, _WORD_BYTES = 32, 4, 8
 _NON_BLOCKING = 1
 _MAX_COUNTED_NS = 2 * _COUNTED_NS
 """Counts that took longer are dropped: another process's work came between, and cycles on another SM do not compare."""
 _KEPT_NS = 10_000_000_000
 """The GPU's timer and the host's drift by some 10 us in this time."""
-_MERGED_NS = 1_000_000_000
 _MAX_WIDTH_NS = 5_000_000
 """Readings that are dated less exactly are dropped."""
-_MAX_READINGS = 128
+_MAX_READINGS, _MAX_DIFFERENCES = 128, 512
 PROBE_PTX = b"""
 .version 6.0
 .target sm_70
@@ -100,8 +97,8 @@ class ClockProbe:
         self._number = 0
         self._launched: deque[tuple[int, int]] = deque()
         """Number and instant of the launches whose results have not been seen."""
-        self._differences: deque[tuple[int, int, int]] = deque()
-        """Instants, and bounds of the host's clock minus the GPU's timer; those of `_MERGED_NS` together."""
+        self._differences: deque[tuple[int, int, int]] = deque(maxlen=_MAX_DIFFERENCES)
+        """Instants, and bounds of the host's clock minus the GPU's timer."""
         self._counted: deque[tuple[int, int, int]] = deque(maxlen=_MAX_READINGS)
         """Begin and end by the GPU's timer, and clock in MHz."""
         self._next_ns = 0
@@ -147,18 +144,11 @@ class ClockProbe:
                 break
             self._launched.popleft()
             ended_ns = begun_ns + passed_ns
-            self._bound_difference(now_ns, launched_ns - begun_ns, now_ns - ended_ns)
+            self._differences.append((now_ns, launched_ns - begun_ns, now_ns - ended_ns))
             if 0 < passed_ns <= _MAX_COUNTED_NS:
                 self._counted.append((begun_ns, ended_ns, round(1000 * cycles / passed_ns)))
         while self._differences and self._differences[0][0] < now_ns - _KEPT_NS:
             self._differences.popleft()
-
-    def _bound_difference(self, now_ns: int, low_ns: int, high_ns: int) -> None:
-        since_ns = now_ns
-        if self._differences and now_ns < self._differences[-1][0] + _MERGED_NS:
-            since_ns, known_low_ns, known_high_ns = self._differences.pop()
-            low_ns, high_ns = max(low_ns, known_low_ns), min(high_ns, known_high_ns)
-        self._differences.append((since_ns, low_ns, high_ns))
 
     def _call(self, name: str, *arguments: Any) -> None:
         status = getattr(self._cuda, name)(*arguments)

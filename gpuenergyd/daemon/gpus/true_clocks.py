@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import inf
 
 from gpuenergyd.gpu.device import SAME_CLOCK_MHZ
 from gpuenergyd.gpu.link.messages import ClockChangeReport
@@ -44,10 +45,9 @@ class TrueClocks:
         for change, after in pairwise([*self._changes, None]):
             if change is None or change.previous_sm_clock_mhz is None:
                 continue
-            during = clocks[bisect_left(clocks, (change.returned_mono_ns,)) :]
-            if after is not None:
-                num_before = bisect_left(during, (after.called_mono_ns,))
-                during = [clock for clock in during[:num_before] if clock[1] <= after.called_mono_ns]
+            until_ns = inf if after is None else after.called_mono_ns
+            first, last = (bisect_left(clocks, (at_ns,)) for at_ns in (change.returned_mono_ns, until_ns))
+            during = [clock for clock in clocks[first:last] if clock[1] <= until_ns]
             narrow = _narrow(change, change.previous_sm_clock_mhz, during)
             if narrow is not None:
                 yield change, narrow
