@@ -40,10 +40,10 @@ def measure_host(
         return (), f"not measured: {error}"
     try:
         with closing(DaemonClient(socket_path)) as client:
-            client.post("/v1/measured-gpus", json.loads(json_text({"gpus": measured})))
+            reply = client.post("/v1/measured-gpus", json.loads(json_text({"gpus": measured})))
     except GpuEnergyError as error:
         return measured, f"not kept by a daemon: {error}"
-    return measured, "the daemon keeps these measurements"
+    return measured, f"the daemon keeps these measurements of {', '.join(reply['model_names']) or 'no GPU of its own'}"
 
 
 def print_measured(measured: Sequence[MeasuredGpu], kept: str) -> None:

@@ -31,9 +31,7 @@ from gpuenergyd.gpu.worker.threads.sampler import Sampler
 
 _NS_PER_S = 1_000_000_000
 _SAMPLE_PERIOD_S = 0.1
-_LEARNING_LIMIT_S = 12.0
-_LOOK_S = 0.1
-_CLOSE_LIMIT_S = 5.0
+_LEARNING_LIMIT_S, _LOOK_S, _CLOSE_LIMIT_S = 12.0, 0.1, 5.0
 _MIN_CHANGES = 5
 """Changes of a value that show how often it is renewed."""
 
@@ -68,9 +66,8 @@ def measure_gpus(
         on_progress(gpu)
         measurement = _GpuMeasurement(host, gpu, durations)
         if num_processes:
-            reason = (
-                f"power of an idle GPU and under loads, since {count_text(num_processes, 'process')} computed on it"
-            )
+            users = count_text(num_processes, "process")
+            reason = f"power of an idle GPU and under loads, since {users} computed on it"
             found.append(measurement.run({IN_USE: _NoLoad}, [reason]))
         else:
             found.append(measurement.run({IDLE: _NoLoad, **loads}, []))
@@ -112,9 +109,10 @@ class _GpuMeasurement:
             for name, open_load in loads.items():
                 try:
                     with open_load().on(gpu.gpu_uuid) as known:
-                        facts |= known or {}
-                        states.append(self._watch(sampler, name))
+                        state = self._watch(sampler, name)
                         self._poll(gate)
+                    states.append(state)  # only of a load that has computed until then
+                    facts |= known or {}
                 except GpuError as error:
                     not_measured.append(f"{name}: {error}")
             counter = sampler.counter(gpu.gpu_uuid)
@@ -154,6 +152,7 @@ class _GpuMeasurement:
         readings, until_s = [], time.monotonic() + self.durations.polling_s
         while time.monotonic() < until_s:
             readings.append(gate.read_without_energy(self.gpu.gpu_uuid))
+            time.sleep(0.001)  # other programs call the driver, too
         self.polled.append(readings)
 
     def _refresh_s(self, value: Callable[[GpuReading], float | None], quantile: float) -> float | None:

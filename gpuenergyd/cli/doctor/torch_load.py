@@ -1,4 +1,4 @@
-"""A full load on a GPU by torch, in a process of its own."""
+"""Keeps a GPU fully loaded for `doctor --measure`: torch multiplies matrices in a separate process."""
 
 import json
 import os
@@ -7,12 +7,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 from gpuenergyd.errors import DriverError
 
-_START_LIMIT_S = 120.0
-_STOP_LIMIT_S = 10.0
+_START_LIMIT_S, _STOP_LIMIT_S = 120.0, 10.0
 _PROGRAM = "gpuenergyd_trainers.measured_load"
 
 
@@ -26,10 +25,10 @@ class TorchLoad:
         Raises:
             DriverError: torch, CUDA or the GPU cannot be used.
         """
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu_uuid}
         process = subprocess.Popen(
-            [sys.executable, "-m", _PROGRAM],
-            env=environment,
+            [sys.executable, "-P", "-m", _PROGRAM],  # -P: the current folder may be another user's
+            bufsize=0,  # a line that is read ahead would not be selected
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu_uuid},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -37,14 +36,13 @@ class TorchLoad:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            is_ready = select.select([process.stdout], [], [], _START_LIMIT_S)[0]
-            line = process.stdout.readline() if is_ready else b""
-            found: dict[str, Any] = json.loads(line) if line else {"error": "the load by torch did not start"}
-            if "error" in found:
-                raise DriverError(found["error"])
+            found = _said(process.stdout, _START_LIMIT_S)
+            if not found or "error" in found:
+                raise DriverError((found or {}).get("error", "the load by torch did not start"))
             yield found
-            if process.poll() is not None:
-                raise DriverError("the load by torch ended early")
+            failed = _said(process.stdout, 0.0)
+            if failed is not None:
+                raise DriverError(failed.get("error", "the load by torch ended early"))
         finally:
             process.stdin.close()
             process.stdout.close()
@@ -53,3 +51,10 @@ class TorchLoad:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _said(output: IO[bytes], limit_s: float) -> dict[str, Any] | None:
+    """Return what the program says next; None if it says nothing in time, and an empty dict if it has ended."""
+    if not select.select([output], [], [], limit_s)[0]:
+        return None
+    return dict(json.loads(output.readline() or "{}"))

@@ -1,4 +1,4 @@
-"""True SM clock of the GPU that the program computes on: cycles over nanoseconds, counted by one thread for 50 us.
+"""Measures the SM clock of the GPU that the program computes on: one thread on the GPU counts its cycles for 50 us.
 
 The kernel runs on a stream of its own, beside whatever the program computes, and writes into host memory, so that no
 call asks for its result. It is launched through the driver's library in the program's own context, from its own thread.
@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 
 from gpuenergyd.client.timing.cuda_writes import LIBRARY, CudaCallError, map_for_device
 
-_COUNTED_NS = 50_000
-_PAUSE_NS = 2_000_000
-_NUM_SLOTS, _SLOT_WORDS = 32, 4
-_WORD_BYTES = 8
+_COUNTED_NS, _PAUSE_NS = 50_000, 2_000_000
+_NUM_SLOTS, _SLOT_WORDS, _WORD_BYTES = 32, 4, 8
 _NON_BLOCKING = 1
+_MAX_COUNTED_NS = 2 * _COUNTED_NS
+"""Counts that took longer are dropped: another process's work came between, and cycles on another SM do not compare."""
 _KEPT_NS = 10_000_000_000
 """The GPU's timer and the host's drift by some 10 us in this time."""
 _MAX_WIDTH_NS = 5_000_000
 """Readings that are dated less exactly are dropped."""
-_MAX_READINGS = 128
+_MAX_READINGS, _MAX_DIFFERENCES = 128, 512
 PROBE_PTX = b"""
 .version 6.0
 .target sm_70
@@ -97,10 +97,10 @@ class ClockProbe:
         self._number = 0
         self._launched: deque[tuple[int, int]] = deque()
         """Number and instant of the launches whose results have not been seen."""
-        self._differences: deque[tuple[int, int, int]] = deque()
+        self._differences: deque[tuple[int, int, int]] = deque(maxlen=_MAX_DIFFERENCES)
         """Instants, and bounds of the host's clock minus the GPU's timer."""
-        self._counted: deque[tuple[int, int]] = deque(maxlen=_MAX_READINGS)
-        """Begin by the GPU's timer, and clock in MHz."""
+        self._counted: deque[tuple[int, int, int]] = deque(maxlen=_MAX_READINGS)
+        """Begin and end by the GPU's timer, and clock in MHz."""
         self._next_ns = 0
 
     def probe(self) -> None:
@@ -132,7 +132,7 @@ class ClockProbe:
         counted, self._counted = self._counted, deque(maxlen=_MAX_READINGS)
         if not 0 <= high_ns - low_ns <= _MAX_WIDTH_NS:
             return ()
-        return tuple(TrueClock(begun_ns + low_ns, begun_ns + high_ns + _COUNTED_NS, mhz) for begun_ns, mhz in counted)
+        return tuple(TrueClock(begun_ns + low_ns, ended_ns + high_ns, mhz) for begun_ns, ended_ns, mhz in counted)
 
     def _collect(self, now_ns: int) -> None:
         """Take the results that have been written."""
@@ -143,9 +143,10 @@ class ClockProbe:
             if written != number:
                 break
             self._launched.popleft()
-            if passed_ns:
-                self._differences.append((now_ns, launched_ns - begun_ns, now_ns - passed_ns - begun_ns))
-                self._counted.append((begun_ns, round(1000 * cycles / passed_ns)))
+            ended_ns = begun_ns + passed_ns
+            self._differences.append((now_ns, launched_ns - begun_ns, now_ns - ended_ns))
+            if 0 < passed_ns <= _MAX_COUNTED_NS:
+                self._counted.append((begun_ns, ended_ns, round(1000 * cycles / passed_ns)))
         while self._differences and self._differences[0][0] < now_ns - _KEPT_NS:
             self._differences.popleft()
 

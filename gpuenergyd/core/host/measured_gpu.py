@@ -6,6 +6,8 @@ from datetime import datetime
 
 _LATE_READING_S = 0.045
 """Readings at least this old do not show when a clock changed, since a change takes about as long."""
+_ALIKE_RATIO = 1.3
+"""Changes of the clock further apart than that of the power's renewals come from the load, not from late readings."""
 _CAPPED_RATIO = 0.1
 
 IDLE, IN_USE, WAITING, LOADED = "idle", "in use", "waiting", "loaded"
@@ -53,7 +55,7 @@ class MeasuredGpu:
     power_refresh_s: float | None
     """Time between two new values of the power; None if the power hardly changed."""
     clock_refresh_s: float | None
-    """Shortest time between two new values of the SM clock; None if the clock hardly changed."""
+    """Time between two new values of the SM clock that a quarter are below; None if the clock hardly changed."""
     worker_cpu_ratio: float
     """Part of a core that the GPU worker needs to read this GPU."""
     states: tuple[StateMeans, ...]
@@ -82,13 +84,14 @@ def meanings(gpu: MeasuredGpu) -> tuple[str, ...]:
 
 def _meanings_of_readings(gpu: MeasuredGpu) -> Iterator[str]:
     age_s, power_age_s = gpu.clock_refresh_s, gpu.power_refresh_s
-    if age_s is not None:
-        how = "the program" if age_s >= _LATE_READING_S else "readings"
-        yield f"clocks are read up to {1e3 * age_s:.0f} ms late: switches are timed by {how}"
+    late = "a switch latency is known after about 50 changes of its kind"
+    if age_s is not None and (power_age_s is None or age_s <= _ALIKE_RATIO * power_age_s):
+        known = late if age_s >= _LATE_READING_S else "a switch latency is known after a dozen changes of its kind"
+        yield f"clocks are read up to {1e3 * age_s:.0f} ms late: {known}"
     elif power_age_s is not None and power_age_s >= _LATE_READING_S:
         yield (
             f"power is renewed every {1e3 * power_age_s:.0f} ms; clocks hardly changed, and are taken to be as late:"
-            " switches are timed by the program"
+            f" {late}"
         )
     else:
         yield "clocks hardly changed: how late they are read did not show"
@@ -110,7 +113,7 @@ def _meanings_of_states(gpu: MeasuredGpu) -> Iterator[str]:
     if loaded is not None and loaded.sm_clock_mhz is not None and (loaded.power_capped_ratio or 0.0) > _CAPPED_RATIO:
         yield (
             f"a full load is at its power limit {100 * (loaded.power_capped_ratio or 0.0):.0f} % of the time and"
-            f" sustains {loaded.sm_clock_mhz:.0f} MHz: higher clocks change nothing"
+            f" runs at {loaded.sm_clock_mhz:.0f} MHz on average: clocks above that save little time"
         )
     if waiting_w is not None and gpu.power_limit_w:
         share = waiting_w / gpu.power_limit_w

@@ -99,12 +99,13 @@ class SwitchCalibration:
         if latency is not None:
             self.latency = latency
 
-    def observe(self, switch: ObservedSwitch) -> bool:
-        """Add a measured change; return whether `latency` has changed."""
-        is_seen = switch.settle_high_s is not None
-        self.num_seen += is_seen
-        self.num_unseen += not is_seen
+    def observe(self, switch: ObservedSwitch, *, in_place_of: ObservedSwitch | None = None) -> bool:
+        """Add a measured change, perhaps in place of what was known of it; return whether `latency` has changed."""
+        if in_place_of is not None and in_place_of in self._switches:
+            self._switches.remove(in_place_of)
+            self._count(in_place_of, -1)
         self._switches.append(switch)
+        self._count(switch, 1)
         self._estimates = None
         self._num_new += 1
         self._forget_contradicted(switch)
@@ -120,6 +121,12 @@ class SwitchCalibration:
             return False
         self.latency = latency
         return True
+
+    def _count(self, switch: ObservedSwitch, num: int) -> None:
+        if switch.settle_high_s is None:
+            self.num_unseen += num
+        else:
+            self.num_seen += num
 
     def _forget_contradicted(self, switch: ObservedSwitch) -> None:
         """Drop older changes once several in a row took much more or less time than known for their target clock."""

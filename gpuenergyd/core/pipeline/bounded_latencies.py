@@ -1,4 +1,4 @@
-"""Distribution of latencies for which only bounds are known, because clocks are read late.
+"""Distribution of switch latencies that are known only within bounds, because the driver shows clocks late.
 
 Each change took effect between two bounds. These are as far apart as clocks are old when read, 100 ms on one H200,
 while latencies are 5 to 60 ms. All bounds together still determine the distribution, because the reading that may show
@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-_NUM_STEPS = 40
-_NUM_ROUNDS = 30
+_NUM_STEPS, _NUM_ROUNDS = 40, 30
 _NEIGHBOUR_WEIGHT = 0.125
 _LEAST_SHARE = 1e-12
 

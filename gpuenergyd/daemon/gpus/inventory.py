@@ -169,8 +169,8 @@ class Gpu:
 
     def record_true_clocks(self, clocks: Iterable[TrueClockRow]) -> bool:
         """Record clocks that the GPU has counted; return whether they changed the latency that plans use."""
-        switches = [observed_switch(change) for change in self.true_clocks.narrowed(clocks)]
-        return sum(self.switching.observe(switch) for switch in switches if switch is not None) > 0
+        pairs = [tuple(map(observed_switch, pair)) for pair in self.true_clocks.narrowed(clocks)]
+        return sum(self.switching.observe(own, in_place_of=wide) for wide, own in pairs if own is not None) > 0
 
     def _usual_effect_ns(self, change: ClockChangeReport) -> int:
         """Return when a change takes effect by the latency that plans use."""
@@ -231,14 +231,11 @@ class Gpus:
         """Add or refresh the GPUs that the worker found, and mark missing ones as lost."""
         found = {identity.gpu_uuid: identity for identity in identities}
         for gpu_uuid, identity in found.items():
-            switching = self._switching_of(identity)
             if gpu_uuid in self._gpus:
-                gpu = self._gpus[gpu_uuid]
-                gpu.identity, gpu.switching = identity, switching
-                gpu.counter.max_power_w = max_power_w(identity)
-                gpu.health, gpu.detail = GpuHealth.OK, ""
+                self.refresh(identity)
+                self._gpus[gpu_uuid].health, self._gpus[gpu_uuid].detail = GpuHealth.OK, ""
             else:
-                clocks = ClockHistory(max_sm_clock_mhz(identity))
+                clocks, switching = ClockHistory(max_sm_clock_mhz(identity)), self._switching_of(identity)
                 self._gpus[gpu_uuid] = Gpu(identity, clocks, switching, host=self._host)
         for gpu_uuid in self._gpus.keys() - found.keys():
             gpu = self._gpus[gpu_uuid]

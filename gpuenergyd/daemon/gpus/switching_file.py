@@ -76,7 +76,7 @@ class SwitchingFile:
     def save(self, models: Iterable[SavedSwitches]) -> None:
         """Replace the file if the changes differ from those in it; the newest `MAX_KEPT` of each model are kept."""
         kept = tuple(replace(model, switches=model.switches[-MAX_KEPT:]) for model in models)[:_MAX_MODELS]
-        body = encode(_SavedModels(_VERSION, kept, self.measured_gpus[:_MAX_MODELS]))
+        body = encode(_SavedModels(_VERSION, kept, self.measured_gpus[-_MAX_MODELS:]))
         if body == self._written or not (kept or self.measured_gpus or self._written):
             return
         try:

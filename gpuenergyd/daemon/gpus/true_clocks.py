@@ -1,9 +1,11 @@
-"""True clocks that a training has had its GPU count: they narrow the bounds of changes whose clocks are read late."""
+"""Narrows down when clock changes took effect, by clocks that a training program has had its GPU count."""
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import inf
 
 from gpuenergyd.gpu.device import SAME_CLOCK_MHZ
 from gpuenergyd.gpu.link.messages import ClockChangeReport
@@ -29,21 +31,23 @@ class TrueClocks:
         """Keep a change that may be narrowed."""
         self._changes.append(change)
 
-    def narrowed(self, clocks: Iterable[TrueClockRow]) -> tuple[ClockChangeReport, ...]:
-        """Add clocks; return the changes of which the effect is known closely by now, each of them once."""
+    def narrowed(self, clocks: Iterable[TrueClockRow]) -> tuple[tuple[ClockChangeReport, ClockChangeReport], ...]:
+        """Add clocks; return each change of which the effect is now known closely, as read and narrowed, once."""
         self._clocks.extend(clocks)
-        found = {change.returned_mono_ns: narrow for change, narrow in self._narrow_ones()}
+        found = {change.returned_mono_ns: (change, narrow) for change, narrow in self._narrow_ones()}
         remaining = [change for change in self._changes if change.returned_mono_ns not in found]
         self._changes.clear()
         self._changes.extend(remaining)
         return tuple(found.values())
 
     def _narrow_ones(self) -> Iterator[tuple[ClockChangeReport, ClockChangeReport]]:
+        clocks = sorted(self._clocks)
         for change, after in pairwise([*self._changes, None]):
             if change is None or change.previous_sm_clock_mhz is None:
                 continue
-            until_ns = None if after is None else after.called_mono_ns
-            during = [c for c in self._clocks if c[0] >= change.returned_mono_ns and (not until_ns or c[1] <= until_ns)]
+            until_ns = inf if after is None else after.called_mono_ns
+            first, last = (bisect_left(clocks, (at_ns,)) for at_ns in (change.returned_mono_ns, until_ns))
+            during = [clock for clock in clocks[first:last] if clock[1] <= until_ns]
             narrow = _narrow(change, change.previous_sm_clock_mhz, during)
             if narrow is not None:
                 yield change, narrow

@@ -16,10 +16,11 @@ import pytest
 
 from gpuenergyd.cli.calibrate.load import AttachedLoad
 from gpuenergyd.cli.doctor import measurement_report, measuring
-from gpuenergyd.cli.doctor.measuring import Durations
+from gpuenergyd.cli.doctor.measuring import Durations, measure_gpus
 from gpuenergyd.cli.exit_codes import EXIT_DEGRADED
 from gpuenergyd.cli.main import run
 from gpuenergyd.core.host.measured_gpu import IDLE, LOADED, WAITING
+from gpuenergyd.errors import DriverError
 from gpuenergyd_sim.driver.device_model import InstructionWork
 from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.gpu.conftest import NvmlWorld, fake_nvml_library, nvml_world
@@ -156,6 +157,27 @@ def test_a_gpu_that_others_use_is_only_watched(nvml_world: NvmlWorld, monkeypatc
 
     assert [state.name for state in gpu.states] == ["in use"]
     assert gpu.not_measured == ("power of an idle GPU and under loads, since 1 process computed on it",)
+
+
+class EndedLoad:
+    """A load that is found to have failed when it ends."""
+
+    @contextmanager
+    def on(self, gpu_uuid: str) -> Iterator[dict[str, float]]:
+        yield {"run_ahead_s": 0.034, "step_s": 0.017}
+        raise DriverError(f"nothing computed on {gpu_uuid}")
+
+
+def test_a_load_that_fails_while_it_is_watched_has_no_figures(
+    nvml_world: NvmlWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "_LEARNING_LIMIT_S", 0.0)
+
+    (gpu,) = measure_gpus(nvml_world.simulated, {LOADED: EndedLoad}, SHORTEST, lambda _: None)
+
+    assert [state.name for state in gpu.states] == [IDLE]
+    assert (gpu.run_ahead_s, gpu.step_s) == (None, None)
+    assert gpu.not_measured == (f"loaded: nothing computed on {nvml_world.gpus[0]}",)
 
 
 def test_a_host_without_a_driver_is_diagnosed_all_the_same(

@@ -7,6 +7,7 @@ import pytest
 from gpuenergyd.cli.doctor import torch_load
 from gpuenergyd.cli.doctor.torch_load import TorchLoad
 from gpuenergyd.errors import DriverError
+from tests.support.waiting import wait_until
 
 COMPUTES = """
 import json, os, sys
@@ -14,6 +15,7 @@ print(json.dumps({"run_ahead_s": 0.03, "step_s": 0.02}), flush=True)
 sys.stdin.read()
 open(os.environ["ENDED"], "w").write(os.environ["CUDA_VISIBLE_DEVICES"])
 """
+FAILS_LATER = COMPUTES.replace("sys.stdin.read()", """print('{"error": "torch: a lost GPU"}', flush=True)""")
 FAILS = 'print(\'{"error": "torch: out of memory"}\', flush=True)'
 
 
@@ -40,4 +42,20 @@ def test_a_load_that_cannot_compute_names_the_reason(program: Path, text: str, r
     program.write_text(text)
 
     with pytest.raises(DriverError, match=reason), TorchLoad().on("GPU-1"):
+        pass
+
+
+def test_a_load_that_ends_while_it_is_needed_names_the_reason(program: Path) -> None:
+    program.write_text(FAILS_LATER)
+
+    with pytest.raises(DriverError, match="torch: a lost GPU"), TorchLoad().on("GPU-1"):
+        wait_until(program.with_name("ended").exists)
+
+
+def test_modules_of_the_current_folder_are_not_run(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program.write_text(COMPUTES)
+    monkeypatch.delenv("PYTHONPATH")
+    monkeypatch.chdir(program.parent)
+
+    with pytest.raises(DriverError, match="did not start"), TorchLoad().on("GPU-1"):
         pass

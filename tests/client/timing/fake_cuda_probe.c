@@ -9,10 +9,11 @@ enum { OK = 0, FAILED = 999 };
 static const int64_t AHEAD_NS = 123456789012345;
 static void *const CONTEXT = (void *)0x7f0000000001, *const MODULE = (void *)0x7f0000000002;
 static void *const FUNCTION = (void *)0x7f0000000003, *const STREAM = (void *)0x7f0000000004;
-static int64_t clock_mhz = 1980, is_stuck = 0;
+static int64_t clock_mhz = 1980, is_stuck = 0, interrupted_ns = 0;
 int num_contexts_made = 0, num_launches = 0;
 
-void fake_set(int64_t mhz, int64_t stuck) { clock_mhz = mhz; is_stuck = stuck; }
+void fake_set(int64_t mhz, int64_t stuck) { clock_mhz = mhz; is_stuck = stuck; interrupted_ns = 0; }
+void fake_interrupt(int64_t time_ns) { interrupted_ns = time_ns; }
 
 static int called(const char *name) {
     const char *failing = getenv("FAKE_CUDA_FAIL");
@@ -50,7 +51,7 @@ int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
     num_launches++;
     if (called("cuLaunchKernel")) return FAILED;
     out[0] = (uint64_t)clock_mhz * counted_ns / 1000;
-    out[1] = counted_ns;
+    out[1] = counted_ns + (uint64_t)interrupted_ns;
     out[2] = (uint64_t)(begun_ns + AHEAD_NS);
     if (!is_stuck) out[3] = number;
     return OK;

@@ -66,6 +66,18 @@ def test_a_probe_shows_the_clock_and_when_it_was_counted(load: Callable[[str], A
     assert probe.pop_clocks() == ()
 
 
+def test_a_count_that_was_interrupted_shows_no_clock(load: Callable[[str], Any], library: Any) -> None:
+    probe = ClockProbe(load=load)
+    library.fake_interrupt(ctypes.c_int64(MS))
+    probe.probe()
+    time.sleep(0.003)
+    library.fake_interrupt(ctypes.c_int64(0))
+    probe.probe()
+    time.sleep(0.001)
+
+    assert [clock.sm_clock_mhz for clock in probe.pop_clocks()] == [1980]
+
+
 def test_probes_do_not_follow_one_another_within_two_milliseconds(load: Callable[[str], Any], library: Any) -> None:
     probe, before = ClockProbe(load=load, mono_ns=lambda: 10**9), ctypes.c_int.in_dll(library, "num_launches").value
 

@@ -33,14 +33,17 @@ H200 = MeasuredGpu(
 
 def test_a_card_with_kept_values_and_a_costly_counter() -> None:
     assert meanings(H200) == (
-        "clocks are read up to 100 ms late: switches are timed by the program",
+        "clocks are read up to 100 ms late: a switch latency is known after about 50 changes of its kind",
         (
             "an energy reading uses 2.4 ms of CPU time: the counter is read about once a second, and energies of single"
             " iterations shorter than that are estimated"
         ),
         "the energy counter moves every 100.0 ms",
         "readings by the daemon take 1.1 % of a core for each such GPU",
-        "a full load is at its power limit 80 % of the time and sustains 1450 MHz: higher clocks change nothing",
+        (
+            "a full load is at its power limit 80 % of the time and runs at 1450 MHz on average: clocks above that save"
+            " little time"
+        ),
         "a GPU that waits draws 126 W, 18 % of its power limit",
         "a training loop runs 34 ms ahead of the GPU (1.9 iterations)",
     )
@@ -49,12 +52,13 @@ def test_a_card_with_kept_values_and_a_costly_counter() -> None:
 @pytest.mark.parametrize(
     ("power_s", "clock_s", "text"),
     [
-        (0.1, 0.003, "clocks are read up to 3 ms late: switches are timed by readings"),
+        (0.1, 0.003, "clocks are read up to 3 ms late: a switch latency is known after a dozen changes of its kind"),
+        (0.02, 0.4, "clocks hardly changed: how late they are read did not show"),
         (0.02, None, "clocks hardly changed: how late they are read did not show"),
         (None, None, "clocks hardly changed: how late they are read did not show"),
     ],
 )
-def test_switches_are_timed_by_readings_only_where_clocks_are_read_soon(
+def test_how_late_clocks_are_read_is_said_only_where_they_changed_often_enough_to_show_it(
     power_s: float | None, clock_s: float | None, text: str
 ) -> None:
     assert meanings(replace(H200, power_refresh_s=power_s, clock_refresh_s=clock_s))[0] == text
@@ -68,8 +72,8 @@ def test_what_did_not_show_is_not_claimed() -> None:
 
     assert meanings(bare) == (
         (
-            "power is renewed every 100 ms; clocks hardly changed, and are taken to be as late: switches are timed by"
-            " the program"
+            "power is renewed every 100 ms; clocks hardly changed, and are taken to be as late: a switch latency is"
+            " known after about 50 changes of its kind"
         ),
         "the energy counter's period could not be learned: energies of short iterations are inexact or unknown",
         "readings by the daemon take 1.1 % of a core for each such GPU",

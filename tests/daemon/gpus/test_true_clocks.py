@@ -32,7 +32,7 @@ def test_an_effect_is_between_the_last_old_and_the_first_new_clock_and_is_used_o
     clocks.add_change(change(1000.0))
 
     assert clocks.narrowed([counted(990.0, 1980), counted(1010.0, 1980)]) == ()
-    (narrow,) = clocks.narrowed([counted(1016.0, 1981), counted(1021.0, 1201), counted(1030.0, 1200)])
+    ((_, narrow),) = clocks.narrowed([counted(1016.0, 1981), counted(1021.0, 1201), counted(1030.0, 1200)])
 
     assert narrow.unseen_until_mono_ns == 1016 * MS
     assert narrow.effective_mono_ns == round(1021.1 * MS)
@@ -64,9 +64,11 @@ def test_latencies_are_those_of_the_narrowed_changes_once_these_are_enough() -> 
     gpus.update([GpuIdentity("GPU-0", 0, "H200", (1980, 1200), is_simulated=True)])
     gpu, news = gpus["GPU-0"], []
     for k in range(ENOUGH):
-        gpu.record_clock_change(change(1000.0 * k + 1000))
-        news.append(gpu.record_true_clocks([counted(1000.0 * k + 1018, 1980), counted(1000.0 * k + 1021, 1200)]))
+        is_new = gpu.record_clock_change(change(1000.0 * k + 1000))
+        is_new |= gpu.record_true_clocks([counted(1000.0 * k + 1018, 1980), counted(1000.0 * k + 1021, 1200)])
+        news.append(is_new)
 
-    assert any(news)
+    assert news == [False] * (ENOUGH - 1) + [True]
     assert gpu.switching.latency.basis is LatencyBasis.MEASURED
+    assert (gpu.switching.num_seen, len(gpu.switching.switches)) == (ENOUGH, ENOUGH)  # each change once
     assert gpu.switching.latency.typical_s(1980, 1200) == pytest.approx(0.0196, abs=0.001)

@@ -1,4 +1,4 @@
-"""How old a reading of a GPU's clock may be: some drivers keep values, on one H200 each for 100 ms.
+"""Learns how old a GPU's clock may be when it is read: some drivers return a value for a while, one H200 for 100 ms.
 
 Theory of operation. A value that is kept for some time never changes twice within it. Clocks change seldom, but power
 is noisy: readings a few milliseconds apart show for how long power is kept, and clocks are taken to be kept as long.
@@ -51,7 +51,7 @@ _NUM_EQUAL = 10
 at chance instants this happens once in two million times."""
 _LOOKS_PER_AGE = 24
 _FIRST_LOOK_RATIO = 0.6
-_GOLDEN_RATIO = 0.618034
+GOLDEN_RATIO = 0.618034
 """Its multiples' fractions spread evenly, however many there are."""
 
 Bounds = tuple[int, int]
@@ -138,7 +138,7 @@ class ClockAge:
         after each change.
         """
         self._num_first_looks += 1
-        share = self._num_first_looks * _GOLDEN_RATIO % 1.0
+        share = self._num_first_looks * GOLDEN_RATIO % 1.0
         return returned_ns + round(share * _FIRST_LOOK_RATIO * self.age_ns)
 
     @property

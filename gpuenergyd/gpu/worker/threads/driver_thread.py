@@ -57,8 +57,8 @@ class DriverThread(ABC):
         return self._thread.is_alive()
 
     def cpu_s(self) -> float:
-        """Return the CPU time that the running thread has used."""
-        return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident or 0))
+        """Return the CPU time that the thread has used; 0 unless it runs: asking for an ended one may crash."""
+        return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident or 0)) if self.is_running else 0.0
 
     @abstractmethod
     def _work(self) -> None:

@@ -13,6 +13,7 @@ from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.gpu.device import EnergyReading, GpuReading, MeasuresGpus
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuSample
 from gpuenergyd.gpu.worker.threads.actuator import health_after
+from gpuenergyd.gpu.worker.threads.clock_age import GOLDEN_RATIO
 from gpuenergyd.gpu.worker.threads.clock_settling import EffectWatch
 from gpuenergyd.gpu.worker.threads.driver_thread import DriverThread
 from gpuenergyd.gpu.worker.threads.followed_counter import FollowedCounter
@@ -26,8 +27,6 @@ _OLD_EDGE_NS = 3_000_000_000
 _PAUSE_AFTER_TICK = 3
 """A multiple of the time that the readings of a tick take: the longest delay of the next tick, or the mean pause before
 it where the driver is slow. Dating and clock changes need time without periodic readings."""
-_GOLDEN_RATIO = 0.618034
-"""Its multiples' fractions spread evenly, however many there are."""
 _UNEVEN_RATIO = 0.5
 """Longest delay of a tick in periods, where energy follows power between dated updates: ticks at equal distances would
 always meet the same part of a program that repeats as often."""
@@ -175,7 +174,7 @@ class Sampler(DriverThread):
         if any(gpu.effect.age.age_ns for gpu in self._gpus.values()):
             pause_ns = max(pause_ns, period_ns - (done_ns - began_ns))
         self._num_ticks += 1
-        share = self._num_ticks * _GOLDEN_RATIO % 1.0
+        share = self._num_ticks * GOLDEN_RATIO % 1.0
         if done_ns - began_ns + pause_ns <= period_ns:
             self._tick_delay_ns = round(share * pause_ns)
             return next_tick_ns + self._tick_delay_ns
