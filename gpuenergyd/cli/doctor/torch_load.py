@@ -36,11 +36,11 @@ class TorchLoad:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            found = _said(process.stdout, _START_LIMIT_S)
+            found = _next_message(process.stdout, _START_LIMIT_S)
             if not found or "error" in found:
                 raise DriverError((found or {}).get("error", "the load by torch did not start"))
             yield found
-            failed = _said(process.stdout, 0.0)
+            failed = _next_message(process.stdout, 0.0)
             if failed is not None:
                 raise DriverError(failed.get("error", "the load by torch ended early"))
         finally:
@@ -53,7 +53,7 @@ class TorchLoad:
                 process.wait()
 
 
-def _said(output: IO[bytes], limit_s: float) -> dict[str, Any] | None:
+def _next_message(output: IO[bytes], limit_s: float) -> dict[str, Any] | None:
     """Return what the program says next; None if it says nothing in time, and an empty dict if it has ended."""
     if not select.select([output], [], [], limit_s)[0]:
         return None

@@ -58,7 +58,7 @@ def test_a_card_with_kept_values_and_a_costly_counter() -> None:
         (None, None, "clocks hardly changed: how late they are read did not show"),
     ],
 )
-def test_how_late_clocks_are_read_is_said_only_where_they_changed_often_enough_to_show_it(
+def test_how_late_clocks_are_read_is_reported_only_where_they_changed_often_enough(
     power_s: float | None, clock_s: float | None, text: str
 ) -> None:
     assert meanings(replace(H200, power_refresh_s=power_s, clock_refresh_s=clock_s))[0] == text
