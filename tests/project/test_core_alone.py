@@ -78,7 +78,7 @@ def test_a_driver_of_a_missing_plugin_is_refused_in_one_line(core_python: Path, 
     assert refused.stderr.splitlines() == ["gpuenergyd: --driver = 'simulated': must be one of command, nvml"]
 
 
-def test_a_job_is_planned_restored_and_reported_without_plugins(
+def test_a_job_is_lowered_restored_and_reported_without_plugins(
     core_python: Path, tmp_path: Path, fake_nvml_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_nvml_library))
@@ -89,8 +89,8 @@ def test_a_job_is_planned_restored_and_reported_without_plugins(
         daemon.start()
 
         with training(daemon, arguments=("--policy", "uniform", "--max-slowdown", "0.2")):
-            wait_until(lambda: bool((job := daemon.job()) and job["num_tuned_iterations"]))
-            assert daemon.is_lowered()
+            wait_until(daemon.is_lowered)
+            wait_until(lambda: bool((job := daemon.job()) and job["num_trial_iterations"]))
         wait_until(lambda: daemon.job() is None)
         wait_until(daemon.is_as_found)
         assert daemon.stop() == 0
@@ -98,5 +98,5 @@ def test_a_job_is_planned_restored_and_reported_without_plugins(
     reported = gpuenergyd(core_python, "report", "--database", str(daemon.database_path), "--json")
     (job,) = json.loads(reported.stdout)["jobs"]
     assert job["policy"] == "uniform"
-    assert job["num_tuned_iterations"] > 0
+    assert job["num_trial_iterations"] > 0
     assert restore(daemon.journal_path) == ()
