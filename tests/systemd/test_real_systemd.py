@@ -79,7 +79,7 @@ def test_a_policy_runs_in_its_own_unit_that_ends_with_the_daemon(daemon: Install
             return units.count("running")
 
         # On a busy host a policy may exceed its time limit: its unit ends while the next one runs already.
-        wait_until(lambda: num_running() == 1)
+        wait_until(lambda: num_running() == 1, log=lambda: f"{num_running()} units run\n{daemon.log[-10_000:]}")
 
 
 def test_the_carbon_fetcher_unit_starts_with_the_daemon(daemon: InstalledDaemon) -> None:
