@@ -21,8 +21,6 @@ _OWN: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Monitor": {
         "status": ("commands.status", "Show GPUs, jobs, plans and health."),
         "report": ("commands.report", "Report energy and savings of jobs."),
-        "dashboard": ("commands.dashboard", "Serve a live web page on 127.0.0.1."),
-        "otlp": ("commands.otlp", "Export metrics to OpenTelemetry."),
     },
     "Plan": {
         "plan": ("plan.command", "Plan a pipeline's clocks from measured tables."),
@@ -33,17 +31,12 @@ _OWN: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "serve": ("commands.serve", "Run the daemon in the foreground."),
         "job": ("job.command", "Change or pause a running job."),
         "config": ("commands.config", "Show the daemon's settings and where they come from."),
-        "doctor": ("doctor.command", "Diagnose this host and suggest fixes."),
         "restore": ("commands.restore", "Restore GPU clocks and power limits."),
         "lock": ("commands.manual_leases", "Lock a GPU's SM clock."),
         "limit": ("commands.manual_leases", "Limit a GPU's power."),
-        "calibrate": ("calibrate.command", "Measure how long clock changes of idle GPUs take."),
         "release-gpu": ("commands.manual_leases", "Let go of a GPU for a reset or a driver upgrade."),
     },
-    "Set up a host": {
-        "install": ("install.command", "Install the daemon as systemd services."),
-        "uninstall": ("install.command", "Stop and remove the systemd services."),
-    },
+    "Set up a host": {},  # of plugins
 }
 """Module and summary of each command of this package, by task, in the order of the help."""
 COMMANDS: Mapping[str, CommandEntry] = {

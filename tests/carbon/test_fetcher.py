@@ -19,7 +19,7 @@ from gpuenergyd.carbon.sources.web import SourceError, SourceProblem
 from gpuenergyd.core.carbon.intensity import HOUR, CarbonSignal, IntensitySample, SampleStatus, SignalKind
 from gpuenergyd.errors import CarbonDataError, CarbonSourceError
 from gpuenergyd.key_files import read_key
-from tests.carbon.documented import HOUR_AT, NOW_AT
+from tests.plugins.carbon_sources.documented import HOUR_AT, NOW_AT
 
 SIGNAL = CarbonSignal("GB", "scripted")
 

@@ -12,7 +12,7 @@ from gpuenergyd.carbon.past_values import PastValues, kept_samples
 from gpuenergyd.carbon.sources.source import CarbonSource, SourceReply
 from gpuenergyd.carbon.sources.web import SourceError, SourceProblem
 from gpuenergyd.core.carbon.intensity import HOUR, CarbonSignal, IntensitySample
-from tests.carbon.documented import HOUR_AT, NOW_AT
+from tests.plugins.carbon_sources.documented import HOUR_AT, NOW_AT
 from tests.support.examples import examples
 
 SIGNAL = CarbonSignal("GB", "scripted")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.cli.calibrate.load import AttachedLoad
 from gpuenergyd.cli.main import run as run_command
 from gpuenergyd.gpu.restore.command import restore
+from gpuenergyd_doctor.load import AttachedLoad
 from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.support.daemon_process import DaemonProcess, training
 from tests.support.fake_nvml.control import FakeNvmlControl
@@ -55,7 +55,7 @@ def test_switch_latencies_are_calibrated_through_nvml_and_belong_to_its_driver_v
     """The load is a process on the simulated GPUs that the fake library shows: it needs no CUDA."""
     del control
     load = AttachedLoad(SimulatedHost.open(daemon.world_path))
-    monkeypatch.setattr("gpuenergyd.cli.calibrate.load.open_load", lambda *_: load)
+    monkeypatch.setattr("gpuenergyd_doctor.load.open_load", lambda *_: load)
     daemon.start()
 
     assert run_command(["calibrate", "0", "--changes", "2", "--socket", str(daemon.socket_path)]) == 0

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuenergyd.cli.install.installation import apply_steps, plan_install
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.errors import GpuEnergyError
+from gpuenergyd_install.installation import apply_steps, plan_install
 from gpuenergyd_sim.driver.host import SimulatedHost
 from gpuenergyd_sim.driver.world_kinds import WorldKind
 from tests.support.systemd_host import INSTALLED, SystemdHost, systemd_host

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.cli.install.installation import compile_command
 from gpuenergyd.errors import DaemonNotRunningError
+from gpuenergyd_install.installation import compile_command
 from gpuenergyd_policies.planning.compiled import cache_folder
 from tests.support.installed_daemon import CORE, WORKER, InstalledDaemon, installed_daemon
 from tests.support.systemd_host import INSTALLED, why_not

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 from gpuenergyd import __version__
 from gpuenergyd.cli.help.manual_pages import manual_pages
-from gpuenergyd.cli.install.installation import compile_command
+from gpuenergyd_install.installation import compile_command
 from tools.release.audit import audit_offline, read_report
 from tools.release.build import build_packages, digest
 from tools.release.contents import bill_of_materials, components

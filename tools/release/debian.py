@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 
 from gpuenergyd import __version__
 from gpuenergyd.cli.help.manual_pages import manual_pages, section_folder
-from gpuenergyd.cli.install.installation import compile_command, files_to_install
+from gpuenergyd_install.installation import compile_command, files_to_install
 from tools.release.build import ROOT, commit_epoch_s
 
 PYTHON = Path("/usr/bin/python3")

@@ -14,9 +14,9 @@ from gpuenergyd.report.job import JobReport, before_and_after, job_reports
 from gpuenergyd.report.observed_iteration import ObservedIteration
 from gpuenergyd.report.page import report_page
 from gpuenergyd.report.terminal.tables import job_table
-from gpuenergyd.report.terminal.timelines import timelines_text
 from gpuenergyd.store import JobSummary, open_history
 from gpuenergyd_sim.demo.request import DEFAULT_POLICY, DemoRequest
+from gpuenergyd_sim.demo.timelines import timelines_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,0 @@
-"""`gpuenergyd calibrate`: the command, and the load that it keeps on a GPU meanwhile."""

@@ -1,1 +1,0 @@
-"""`gpuenergyd doctor`: diagnose this host and suggest fixes."""

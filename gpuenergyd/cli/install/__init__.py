@@ -1,1 +1,0 @@
-"""`gpuenergyd install` and `gpuenergyd uninstall`."""
