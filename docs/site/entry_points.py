@@ -19,6 +19,10 @@ GROUPS = {
         "A class of [HostService](python-api.md#hostservice): a part of the daemon that acts on all jobs and GPUs, see"
         " [write a plugin](../how-to/write-a-plugin.md#a-service-of-the-host)."
     ),
+    "gpuenergyd.report_groups": (
+        "A function of the type [ReportGroup](python-api.md#reportgroup): figures for `gpuenergyd report --group-by"
+        " KEY`, and a section of HTML reports."
+    ),
     "gpuenergyd.policies": (
         "A class with `next_plan(view)`, see [ClockPolicy](python-api.md#clockpolicy): decides the clocks of one job."
     ),

@@ -72,12 +72,14 @@ def test_only_observed_gpus_are_counted_and_never_changed(tmp_path: Path, capsys
         assert f'gpuenergyd_gpu_use_seconds_total{{gpu_uuid="{gpu}",index="0",' in text
         assert f'gpuenergyd_gpu_idle_lowered{{gpu_uuid="{gpu}",index="0",' in text
 
-    assert run(["idle", "report", "--database", str(daemon.database_path), "--json"]) == 0
-    uses = {own["use"]: own for own in json.loads(capsys.readouterr().out)["uses"] if own["gpu_uuid"] == gpu}
-    assert uses["idle-context"]["total"]["time_s"] > 1
-    assert uses["idle-context"]["total"]["energy_j"] > 0
-    assert run(["idle", "report", "--database", str(daemon.database_path)]) == 0
-    assert "of GPU hours idle with a context" in capsys.readouterr().out
+    for command in ("report --group-by state", "idle report"):
+        assert run([*command.split(), "--database", str(daemon.database_path), "--json"]) == 0
+        states = {own["state"]: own for own in json.loads(capsys.readouterr().out)["groups"] if own["gpu_uuid"] == gpu}
+        assert states["idle-context"]["time_s"] > 1
+        assert states["idle-context"]["energy_j"] > 0
+    for command in ("report --group-by state", "report --format html"):
+        assert run([*command.split(), "--database", str(daemon.database_path)]) == 0
+        assert "of GPU hours idle with a context" in capsys.readouterr().out
 
 
 def test_a_job_gets_its_gpu_at_full_speed(tmp_path: Path) -> None:
