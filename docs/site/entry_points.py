@@ -60,7 +60,7 @@ GROUPS = {
     ),
     "gpuenergyd.launchers": (
         "A function from an environment to the environment of a program started by `gpuenergyd run`, so that the"
-        " program attaches automatically."
+        " program attaches automatically, or its GPUs are ready for it."
     ),
 }
 """Purpose of each group; a test compares the keys with pyproject.toml."""

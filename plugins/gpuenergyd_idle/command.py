@@ -11,9 +11,8 @@ from gpuenergyd.cli.command_help import DocumentedGroup, add_command, command_gr
 from gpuenergyd.cli.options import DatabaseOption, JsonOption, SocketOption
 from gpuenergyd.cli.output import print_json, print_lines
 from gpuenergyd.count_text import count_text
+from gpuenergyd_idle.messages import LIFT_PATH, PROGRAM_HOLD_S
 from gpuenergyd_idle.rules.use import USE_TEXTS, GpuUse
-
-_LIFT_PATH = "/v1/idle/lift"
 
 
 def show(*, socket: SocketOption = None, as_json: JsonOption = False) -> int:
@@ -62,12 +61,13 @@ def lift(
     gpus: Annotated[list[str] | None, typer.Argument(metavar="[UUID]...", help="GPUs; without any, all.")] = None,
     hold_s: Annotated[
         float, typer.Option("--for", min=0.0, metavar="SECONDS", help="Lower none of them again for this time.")
-    ] = 60.0,
+    ] = PROGRAM_HOLD_S,
     socket: SocketOption = None,
 ) -> int:
     """Lift the clocks of idle GPUs now, for instance in a scheduler's prolog.
 
-    Only for root and the user who runs the daemon. Without it, the first work lifts a GPU within half a second.
+    For more than 60 s, only for root and the user who runs the daemon. `gpuenergyd run` does the same for its
+    program. Without it, the first work lifts a GPU within half a second.
 
     Examples:
         gpuenergyd idle lift
@@ -77,7 +77,7 @@ def lift(
     from gpuenergyd.client.environment import find_socket_path  # noqa: PLC0415
 
     with closing(DaemonClient(find_socket_path(socket))) as client:
-        lifted = client.put(_LIFT_PATH, {"gpu_uuids": gpus or [], "hold_s": hold_s})["gpu_uuids"]
+        lifted = client.put(LIFT_PATH, {"gpu_uuids": gpus or [], "hold_s": hold_s})["gpu_uuids"]
     print_lines([f"lifted: {', '.join(lifted) or 'none was lowered'}"])
     return 0
 
