@@ -19,6 +19,10 @@ GROUPS = {
         "A class of [HostService](python-api.md#hostservice): a part of the daemon that acts on all jobs and GPUs, see"
         " [write a plugin](../how-to/write-a-plugin.md#a-service-of-the-host)."
     ),
+    "gpuenergyd.report_groups": (
+        "A function of the type [ReportGroup](python-api.md#reportgroup): figures for `gpuenergyd report --group-by"
+        " KEY`, and a section of HTML reports."
+    ),
     "gpuenergyd.policies": (
         "A class with `next_plan(view)`, see [ClockPolicy](python-api.md#clockpolicy): decides the clocks of one job."
     ),
@@ -56,7 +60,7 @@ GROUPS = {
     ),
     "gpuenergyd.launchers": (
         "A function from an environment to the environment of a program started by `gpuenergyd run`, so that the"
-        " program attaches automatically."
+        " program attaches automatically, or its GPUs are ready for it."
     ),
 }
 """Purpose of each group; a test compares the keys with pyproject.toml."""

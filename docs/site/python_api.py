@@ -48,6 +48,7 @@ PUBLIC_MODULES = {
         "gpuenergyd.cli.output",
         "gpuenergyd.daemon.api.plugin_routes",
         "gpuenergyd.daemon.host_services",
+        "gpuenergyd.report.plugin_groups",
         "gpuenergyd.store.plugin_tables",
     ),
     "For GPU drivers": ("gpuenergyd.gpu.device",),

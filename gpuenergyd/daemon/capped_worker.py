@@ -29,6 +29,7 @@ from gpuenergyd.gpu.link.messages import (
     Restore,
     SetPowerLimit,
 )
+from gpuenergyd.gpu.restore.executor import RestoreResult
 
 log = logging.getLogger(__name__)
 
@@ -254,7 +255,10 @@ class CappedWorker:
         ceiling, lease = self._ceiling(gpu_uuid), self._leases.get(gpu_uuid)
         if ceiling == _NO_CEILING and (lease is None or lease.is_ours):
             if lease is not None:
-                await self.worker.do(Restore((gpu_uuid,), "its ceiling is gone"))
+                restored = await self.worker.do(Restore((gpu_uuid,), "its ceiling is gone"))
+                for outcome in restored.outcomes:
+                    if outcome.result is RestoreResult.FAILED:
+                        raise GpuError(f"{outcome.control} is not restored: {outcome.detail}")
                 self._leases.pop(gpu_uuid, None)
                 self._record_restored(gpu_uuid)
             self._forget_lowered((gpu_uuid,))

@@ -3,6 +3,7 @@
 from enum import StrEnum
 
 from gpuenergyd.errors import UsageError
+from gpuenergyd.report.plugin_groups import plugin_groups
 
 
 class GroupBy(StrEnum):
@@ -40,7 +41,9 @@ def parse_group_keys(text: str) -> tuple[GroupBy, ...]:
     elif len(names) > _MAX_KEYS:
         problem = "more than two keys"
     if problem:
+        others = "".join(f", or {key}" for key in plugin_groups())
         raise UsageError(
-            f"--group-by {text!r}: {problem}; valid: one of {', '.join(GroupBy)}, or two of them, such as user,month"
+            f"--group-by {text!r}: {problem}; valid: one of {', '.join(GroupBy)}, or two of them, such as"
+            f" user,month{others}"
         )
     return tuple(GroupBy(name) for name in names)

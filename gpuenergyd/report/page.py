@@ -24,6 +24,7 @@ from gpuenergyd.report.group_keys import GroupBy
 from gpuenergyd.report.groups import EnergyQuery, grouped
 from gpuenergyd.report.headline import Tile, evidence, headline, tiles, time_cost
 from gpuenergyd.report.job import JobReport, before_and_after, plan_in_force
+from gpuenergyd.report.plugin_groups import GroupTable
 from gpuenergyd.report.swing import swing_text
 from gpuenergyd.report.totals import saved_total
 from gpuenergyd.store import History
@@ -76,9 +77,16 @@ class JobSection:
     intensity: Chart
 
 
-def report_page(history: History, reports: Sequence[JobReport], *, made_at: datetime, note: str = "") -> str:
-    """Return the report page; `note` is shown below its title."""
-    return _rendered("report.html.j2", history, reports, made_at=made_at, note=note)
+def report_page(
+    history: History,
+    reports: Sequence[JobReport],
+    *,
+    made_at: datetime,
+    note: str = "",
+    tables: Sequence[GroupTable] = (),
+) -> str:
+    """Return the report page; `note` is shown below its title, and tables of plugins after the jobs."""
+    return _rendered("report.html.j2", history, reports, made_at=made_at, note=note, tables=tables)
 
 
 def live_page(
@@ -96,6 +104,7 @@ def _rendered(
     made_at: datetime,
     note: str,
     nonce: str = "",
+    tables: Sequence[GroupTable] = (),
 ) -> str:
     environment = Environment(
         loader=PackageLoader("gpuenergyd.report"),
@@ -117,6 +126,7 @@ def _rendered(
         days=_days(history, reports, made_at),
         sections=[_section(history, report) for report in reports] if history is not None else [],
         total=saved_total(reports).text(),
+        tables=tables,
         made_at=made_at,
         note=note,
         version=__version__,

@@ -1,24 +1,18 @@
 """`gpuenergyd idle`: what GPUs are used for, what lower clocks on idle ones save or could, and a request to lift."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from gpuenergyd.cli.command_help import DocumentedGroup, add_command, command_group
 from gpuenergyd.cli.options import DatabaseOption, JsonOption, SocketOption
-from gpuenergyd.cli.output import people_console, print_json, print_lines
+from gpuenergyd.cli.output import print_json, print_lines
 from gpuenergyd.count_text import count_text
+from gpuenergyd_idle.messages import LIFT_PATH, PROGRAM_HOLD_S
 from gpuenergyd_idle.rules.use import USE_TEXTS, GpuUse
-
-if TYPE_CHECKING:
-    from gpuenergyd_idle.store import StoredUse
-
-_LIFT_PATH = "/v1/idle/lift"
-_J_PER_KWH = 3.6e6
 
 
 def show(*, socket: SocketOption = None, as_json: JsonOption = False) -> int:
@@ -56,19 +50,10 @@ def report(
         gpuenergyd idle report
         gpuenergyd idle report --days 1 --json
     """
-    from gpuenergyd.cli.daemon_files import find_database  # noqa: PLC0415  start fast
-    from gpuenergyd_idle.store import stored_use  # noqa: PLC0415
+    from gpuenergyd.cli.commands.report_output import ReportRequest, write_report  # noqa: PLC0415  start fast
 
-    found = stored_use(database or find_database().url, datetime.now(tz=UTC) - timedelta(days=days))
-    if as_json:
-        print_json({"days": days, "uses": [asdict(own) for own in found]})
-        return 0
-    if not found:
-        print_lines(["no hours recorded"])
-        return 0
-    people_console().print(_table(found))
-    print_lines(_summary_lines(found, days))
-    return 0
+    since = (datetime.now(tz=UTC) - timedelta(days=days)).isoformat()
+    return write_report(ReportRequest(since=since, plugin_group="state", database=database, as_json=as_json))
 
 
 def lift(
@@ -76,12 +61,13 @@ def lift(
     gpus: Annotated[list[str] | None, typer.Argument(metavar="[UUID]...", help="GPUs; without any, all.")] = None,
     hold_s: Annotated[
         float, typer.Option("--for", min=0.0, metavar="SECONDS", help="Lower none of them again for this time.")
-    ] = 60.0,
+    ] = PROGRAM_HOLD_S,
     socket: SocketOption = None,
 ) -> int:
     """Lift the clocks of idle GPUs now, for instance in a scheduler's prolog.
 
-    Only for root and the user who runs the daemon. Without it, the first work lifts a GPU within half a second.
+    For more than 60 s, only for root and the user who runs the daemon. `gpuenergyd run` does the same for its
+    program. Without it, the first work lifts a GPU within half a second.
 
     Examples:
         gpuenergyd idle lift
@@ -91,7 +77,7 @@ def lift(
     from gpuenergyd.client.environment import find_socket_path  # noqa: PLC0415
 
     with closing(DaemonClient(find_socket_path(socket))) as client:
-        lifted = client.put(_LIFT_PATH, {"gpu_uuids": gpus or [], "hold_s": hold_s})["gpu_uuids"]
+        lifted = client.put(LIFT_PATH, {"gpu_uuids": gpus or [], "hold_s": hold_s})["gpu_uuids"]
     print_lines([f"lifted: {', '.join(lifted) or 'none was lowered'}"])
     return 0
 
@@ -117,41 +103,6 @@ def _state_lines(state: dict[str, Any]) -> Iterator[str]:
             what = "saves" if saving["is_measured"] else "could save"
             watts = f"{saving['mean_w']:.0f} W ({saving['low_w']:.0f} to {saving['high_w']:.0f})"
             yield f"    a lower clock {what} {watts} while it is idle with a context: {saving['basis']}"
-
-
-def _table(found: "Sequence[StoredUse]") -> Any:
-    from rich import box  # noqa: PLC0415  start fast
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("host", "GPU", "use"):
-        table.add_column(heading)
-    for heading in ("hours", "kWh", "hours lowered"):
-        table.add_column(heading, justify="right")
-    for own in found:
-        hours = (f"{own.total.time_s / 3600:.1f}", f"{own.total.energy_j / _J_PER_KWH:.2f}")
-        lowered = f"{own.total.lowered_s / 3600:.1f}" if own.total.lowered_s else "-"
-        table.add_row(Text(own.host), Text(own.gpu_uuid), USE_TEXTS[own.use], *hours, lowered)
-    return table
-
-
-def _summary_lines(found: "Sequence[StoredUse]", days: float) -> Iterator[str]:
-    total_s = sum(own.total.time_s for own in found)
-    waiting = [own for own in found if own.use is GpuUse.IDLE_CONTEXT]
-    part = sum(own.total.time_s for own in waiting) / total_s if total_s else 0.0
-    energy_kwh = sum(own.total.energy_j for own in waiting) / _J_PER_KWH
-    yield f"last {count_text(days, 'day')}: {100 * part:.0f} % of GPU hours idle with a context, {energy_kwh:.2f} kWh"
-    basis = "; ".join(sorted({own.saving_basis for own in waiting if own.saving_basis}))
-    saved_kwh = sum(own.saved_j for own in waiting) / _J_PER_KWH
-    if saved_kwh:
-        yield f"lower clocks have saved about {saved_kwh:.2f} kWh; basis: {basis}"
-    could_kwh, low_kwh, high_kwh = (
-        sum(getattr(own, name) for own in waiting) / _J_PER_KWH
-        for name in ("could_save_j", "could_save_low_j", "could_save_high_j")
-    )
-    if could_kwh:
-        yield f"about {could_kwh:.2f} kWh ({low_kwh:.2f} to {high_kwh:.2f}) could have been saved; basis: {basis}"
 
 
 idle = command_group(

@@ -2,13 +2,17 @@
 
 from dataclasses import dataclass
 
+LIFT_PATH = "/v1/idle/lift"
+PROGRAM_HOLD_S = 60.0
+"""For which a program that is about to start, or any user, may keep GPUs lifted."""
+
 
 @dataclass(frozen=True, slots=True)
 class IdleLiftRequest:
     """Lift idle GPUs, all without UUIDs, and do not lower them again for `hold_s`."""
 
     gpu_uuids: tuple[str, ...] = ()
-    hold_s: float = 60.0
+    hold_s: float = PROGRAM_HOLD_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from gpuenergyd.daemon.api.routes import JSON_TYPE, Route
 from gpuenergyd.errors import UsageError
 from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES
 from gpuenergyd.wire.daemon_codec import decode, encode
-from gpuenergyd_idle.messages import IdleLiftReply, IdleLiftRequest
+from gpuenergyd_idle.messages import LIFT_PATH, PROGRAM_HOLD_S, IdleLiftReply, IdleLiftRequest
 from gpuenergyd_idle.service import IdleService
 
 _MOST_HOLD_S = 86_400.0
 _LIFT = Route(
-    "/v1/idle/lift",
-    "Lift the clocks of idle GPUs, and leave them so for a time (administrators).",
+    LIFT_PATH,
+    f"Lift the clocks of idle GPUs, and leave them so for a time (over {PROGRAM_HOLD_S:g} s: administrators).",
     IdleLiftRequest,
     IdleLiftReply,
     is_put=True,
@@ -44,10 +44,11 @@ class IdleRoutes:
         """Forget nothing: nothing is kept."""
 
     async def _lift(self, request: web.Request) -> web.Response:
-        self._services.require_administrator(request, "lift idle GPUs of this host")
         body = await self._services.read_body(request, MAX_CONTROL_MESSAGE_BYTES)
         message = decode(body, IdleLiftRequest, max_bytes=MAX_CONTROL_MESSAGE_BYTES)
         if not 0 <= message.hold_s <= _MOST_HOLD_S:
             raise UsageError(f"hold_s = {message.hold_s!r}: must be from 0 to {_MOST_HOLD_S:g}")
+        if message.hold_s > PROGRAM_HOLD_S:  # for a moment any kernel lifts a GPU, too
+            self._services.require_administrator(request, f"lift idle GPUs for more than {PROGRAM_HOLD_S:g} s")
         lifted = IdleLiftReply(self._idle.lift(message.gpu_uuids, message.hold_s))
         return web.Response(body=encode(lifted), headers={"Content-Type": JSON_TYPE})

@@ -54,7 +54,7 @@ class IdleService:
     """The idle GPUs of this host; owned by the event loop."""
 
     def __init__(self, parts: HostParts) -> None:
-        self._settings, self._gpus, self._ceilings = parts.settings, parts.gpus, parts.ceilings
+        self._settings, self._gpus, self._jobs, self._ceilings = parts.settings, parts.gpus, parts.jobs, parts.ceilings
         self._options = idle_options(parts.settings.service_options.get("idle", {}))
         self._acts = self._options.enabled and not parts.settings.is_observing
         self._account_path = parts.settings.state_dir / "idle-accounts.json"
@@ -108,7 +108,7 @@ class IdleService:
             followed = self._followed.get(uuid)
             if followed is None:
                 continue
-            followed.held_until_s = time.monotonic() + hold_s
+            followed.held_until_s = max(followed.held_until_s, time.monotonic() + hold_s)
             if uuid in self._ceilings.idle_clocks:
                 lifted.append(uuid)
                 self._ceilings.set_idle_clock(uuid, None)
@@ -145,6 +145,7 @@ class IdleService:
             sample.sm_clock_mhz,
             own.num_processes,
             has_job=gpu.claim is not None,
+            is_in_long_pause=self._jobs.is_in_long_pause(gpu),
         )
         order = idle.observe(reading, obstacle=self._obstacle(gpu, own, at_s))
         own.totals.observe(at_s, sample.power_w, idle)
@@ -181,13 +182,15 @@ class IdleService:
 
     async def _list_processes(self) -> None:
         """Count the processes on GPUs that do not work now; on the others their work shows."""
-        for uuid, own in tuple(self._followed.items()):
-            if own.idle.use in WORKING and own.num_processes is not None:
-                continue
+
+        async def count(uuid: str, own: _Followed) -> None:
             try:
                 own.num_processes = len((await self._ceilings.do(ListProcesses(uuid))).pids)
             except GpuError:
                 own.num_processes = None
+
+        due = (own for own in self._followed.items() if own[1].idle.use not in WORKING or own[1].num_processes is None)
+        await asyncio.gather(*(count(*own) for own in due))
 
     async def _store(self) -> None:
         """Add the time since the last call to the hours in the history, and save the accounts."""

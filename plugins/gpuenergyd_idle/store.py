@@ -97,8 +97,10 @@ def add_use(database: str, rows: Sequence[UseRow]) -> None:
         raise StoreError(short_message(error)) from None
 
 
-def stored_use(database: str | Path, since: datetime | None = None) -> tuple[StoredUse, ...]:
-    """Return the sums by host, GPU and use of all hours from that of `since` on.
+def stored_use(
+    database: str | Path, since: datetime | None = None, until: datetime | None = None
+) -> tuple[StoredUse, ...]:
+    """Return the sums by host, GPU and use of all hours from that of `since` on, and begun before `until`.
 
     Raises:
         StoreError: the database cannot be read.
@@ -107,7 +109,7 @@ def stored_use(database: str | Path, since: datetime | None = None) -> tuple[Sto
     with reading_server(reading_engine(database)) as reader:
         if _USE.name not in reader.tables():
             return ()
-        where = {"started_at >= ?": since and _hour(since)}
+        where = {"started_at >= ?": since and _hour(since), "started_at < ?": until}
         keys = "host, gpu_uuid, gpu_use"
         found = reader.values(", ".join(columns), _USE.name, where, group_by=keys, order_by=keys)
     return tuple(

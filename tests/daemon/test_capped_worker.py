@@ -16,6 +16,7 @@ from gpuenergyd.gpu.link.messages import (
     Restore,
     SetPowerLimit,
 )
+from gpuenergyd.gpu.restore.executor import RestoreResult
 from tests.support.job_stage import DEFAULT_LIMIT_W, FakeWorker, Stage
 
 JOB = LeaseOwner("job-1", 1, 1)
@@ -203,16 +204,20 @@ async def test_an_idle_gpu_is_restored_before_a_lease_that_sets_no_clocks() -> N
     assert worker.calls == [("lease", ("GPU-0",)), ("restore", ("GPU-0",)), ("lease", ("GPU-0",))]
 
 
-async def test_an_idle_gpu_that_could_not_be_restored_for_a_lease_is_restored_at_the_next_try() -> None:
+@pytest.mark.parametrize("is_refused", [True, False], ids=["refused", "failed"])
+async def test_an_idle_gpu_that_could_not_be_restored_for_a_lease_is_restored_at_the_next_try(
+    *, is_refused: bool
+) -> None:
     capped, worker = _capped()
     capped.set_idle_clock("GPU-0", 600)
     await capped.settled()
-    worker.restore_refusal = "the driver is busy"
-    with pytest.raises(GpuError, match="the driver is busy"):
+    worker.restore_refusal = "the driver is busy" if is_refused else None
+    worker.restore_result = RestoreResult.FAILED
+    with pytest.raises(GpuError, match=r"the driver is busy|sm_clock_lock is not restored: clock lock removed"):
         await capped.do(AcquireLease("job-1", ("GPU-0",), JOB))
     assert capped.trouble is not None
-    assert worker.calls == [("lease", ("GPU-0",))]
-    worker.restore_refusal = None
+    assert ("lease", ("GPU-0",)) not in worker.calls[1:]
+    worker.restore_refusal, worker.restore_result = None, RestoreResult.RESTORED
     await capped.retry()
     await capped.settled()
     assert worker.calls[-1] == ("restore", ("GPU-0",))

@@ -58,11 +58,17 @@ def test_no_plugin_can_be_imported_and_commands_of_plugins_are_unknown(core_pyth
     found = subprocess.run([str(core_python), "-I", "-c", f"import importlib.util; {imports}"], check=False)
 
     refused = gpuenergyd(core_python, "demo")
+    group_refused = gpuenergyd(core_python, "report", "--group-by", "state")
     listed = gpuenergyd(core_python, "--help")
 
     assert found.returncode == 0
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "demo" in refused.stderr
+    assert group_refused.returncode == 2
+    (reason,) = group_refused.stderr.splitlines()
+    assert reason.endswith(
+        "valid: one of job, training, user, host, gpu, day, month, tag, or two of them, such as user,month"
+    )
     assert listed.returncode == 0
     assert "serve" in listed.stdout
     assert "demo" not in listed.stdout

@@ -54,6 +54,7 @@ class FakeWorker(WorkerByMethods):
     limit_refusal: str | None = None
     """Refuses power limits and power profiles."""
     restore_refusal: str | None = None
+    restore_result: RestoreResult = RestoreResult.RESTORED
     power_profiles: list[tuple[str, int | None]] = field(default_factory=list)
     may_lease: asyncio.Event | None = None
     """Leases are recorded at once, and granted once this is set."""
@@ -98,8 +99,7 @@ class FakeWorker(WorkerByMethods):
             raise GpuError(self.restore_refusal)
         self.calls.append(("restore", tuple(gpu_uuids)))
         return tuple(
-            RestoreOutcome(uuid, Control.SM_CLOCK_LOCK, RestoreResult.RESTORED, "clock lock removed")
-            for uuid in gpu_uuids
+            RestoreOutcome(uuid, Control.SM_CLOCK_LOCK, self.restore_result, "clock lock removed") for uuid in gpu_uuids
         )
 
     def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:

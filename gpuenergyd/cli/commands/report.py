@@ -7,7 +7,8 @@ import typer
 
 from gpuenergyd.cli.commands.report_output import Format, ReportRequest, write_report
 from gpuenergyd.cli.options import DatabaseOption, JsonOption
-from gpuenergyd.report.group_keys import parse_group_keys
+from gpuenergyd.report.group_keys import GroupBy, parse_group_keys
+from gpuenergyd.report.plugin_groups import plugin_groups
 
 
 def report(  # noqa: PLR0913  each option is a parameter
@@ -25,7 +26,10 @@ def report(  # noqa: PLR0913  each option is a parameter
         str,
         typer.Option(
             metavar="job|training|user|host|gpu|day|month|tag",
-            help="Group the figures by this, or by two such as user,month; a tag, such as slurm_job_id, with --tag.",
+            help=(
+                "Group the figures by this, or by two such as user,month; a tag, such as slurm_job_id, with --tag."
+                " Plugins add keys, such as state."
+            ),
         ),
     ] = "job",
     tag: Annotated[
@@ -66,12 +70,14 @@ def report(  # noqa: PLR0913  each option is a parameter
         gpuenergyd report --group-by day --price-per-kwh 0.25 --currency EUR --pue 1.2
         gpuenergyd report --group-by user,month --since 2026-10 --format csv
     """
+    is_of_plugin = group_by not in {*GroupBy} and group_by in plugin_groups()
     return write_report(
         ReportRequest(
             since=since,
             until=until,
             job=job,
-            group_by=parse_group_keys(group_by),
+            group_by=(GroupBy.JOB,) if is_of_plugin else parse_group_keys(group_by),
+            plugin_group=group_by if is_of_plugin else None,
             tag=tag,
             price_per_kwh=price_per_kwh,
             currency=currency,

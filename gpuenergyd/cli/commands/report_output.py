@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
 from gpuenergyd.cli.output import json_text
-from gpuenergyd.errors import StoreError, UsageError
+from gpuenergyd.errors import GpuEnergyError, StoreError, UsageError
 from gpuenergyd.report.group_keys import WITHOUT_JOBS, GroupBy
 
 if TYPE_CHECKING:
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from gpuenergyd.quantities.tariff import Tariff
     from gpuenergyd.report.groups import EnergyQuery
     from gpuenergyd.report.job import JobReport
+    from gpuenergyd.report.plugin_groups import GroupTable
     from gpuenergyd.store import History
 
 _AGE = re.compile(r"(\d+)(s|min|h|d|w)")
 _MONTH = re.compile(r"\d{4}-\d{2}")
 _AMBIGUOUS_AGE = re.compile(r"(\d+)m")
 _CLOCK_TOLERANCE = timedelta(minutes=2)
+_NOT_BY_JOB = "--format {} is a report by job; --group-by needs --format table, json or csv"
+_NO_MEASUREMENTS = "no measurements in this period"
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -47,6 +50,8 @@ class ReportRequest:
     job: str | None = None
     group_by: tuple[GroupBy, ...] = (GroupBy.JOB,)
     """One or two keys."""
+    plugin_group: str | None = None
+    """The key of a plugin, instead of these."""
     tag: str | None = None
     price_per_kwh: float | None = None
     currency: str | None = None
@@ -78,6 +83,8 @@ def write_report(request: ReportRequest) -> int:
     begin = instant(request.since, now=now, option="--since")
     end = instant(request.until, now=now, option="--until")
     _check_span(begin, end, now=now)
+    if request.plugin_group is not None:
+        return _write_plugin_group(request, begin, end)
     _check_options(request)
     job, group_by = request.job, request.group_by
     prices = _tariff(request)
@@ -109,20 +116,65 @@ def write_report(request: ReportRequest) -> int:
             case Format.HTML:
                 from gpuenergyd.report.page import report_page  # noqa: PLC0415  Jinja2, only HTML needs it
 
-                text = report_page(history, reports, made_at=now.astimezone())
+                tables = _plugin_tables(database, begin, end) if job is None else ()
+                text = report_page(history, reports, made_at=now.astimezone(), tables=tables)
             case Format.TRACE:
                 from gpuenergyd.report.trace import trace_text  # noqa: PLC0415  only traces need it
 
                 text = trace_text(history, _only_job(reports).summary)
             case _:
                 assert_never(request.written_as)
-    if request.out is None:
+    return _write(text, request.out)
+
+
+def _write(text: str, out: Path | None) -> int:
+    if out is None:
         sys.stdout.write(text)
         sys.stdout.flush()
     else:
-        write_text(request.out, text)
-        sys.stderr.write(f"wrote {request.out}\n")
+        write_text(out, text)
+        sys.stderr.write(f"wrote {out}\n")
     return 0
+
+
+def _write_plugin_group(request: ReportRequest, begin: datetime | None, end: datetime | None) -> int:
+    """Write the figures of a plugin, which have nothing to do with jobs."""
+    from gpuenergyd.report.plugin_groups import plugin_groups  # noqa: PLC0415  start fast
+
+    key = request.plugin_group or ""
+    if request.written_as not in {Format.TABLE, Format.JSON, Format.CSV}:
+        raise UsageError(_NOT_BY_JOB.format(request.written_as))
+    _check_out(request)
+    of_jobs = (request.job, request.tag, request.price_per_kwh, request.currency, request.tariff, request.pue)
+    if any(value is not None for value in of_jobs):
+        raise UsageError(f"--group-by {key} is of whole GPUs: --job, --tag, --pue and options of costs do not apply")
+    found = plugin_groups()[key](request.database or _default_database()[0], since=begin, until=end)
+    match request.written_as:
+        case Format.JSON:
+            return _write(json_text({"groups": found.rows, "summary": found.lines}) + "\n", request.out)
+        case Format.CSV:
+            from gpuenergyd.report.csv_table import csv_text  # noqa: PLC0415  only CSV needs it
+
+            return _write(csv_text(found.rows), request.out)
+        case _:
+            from gpuenergyd.cli.output import people_console  # noqa: PLC0415  only tables need it
+            from gpuenergyd.report.terminal.tables import plugin_table  # noqa: PLC0415  Rich, only tables need it
+
+            people_console().print(plugin_table(found) if found.rows else _NO_MEASUREMENTS, crop=False)
+            return 0
+
+
+def _plugin_tables(database: str, begin: datetime | None, end: datetime | None) -> "list[GroupTable]":
+    """Return the tables of all plugins that have rows."""
+    from gpuenergyd.report.plugin_groups import plugin_groups  # noqa: PLC0415  start fast
+
+    found = []
+    for read in plugin_groups().values():
+        try:
+            found.append(read(database, since=begin, until=end))
+        except GpuEnergyError as error:  # its section is missing, the rest of the report is right
+            sys.stderr.write(f"gpuenergyd: warning: {error}\n")
+    return [table for table in found if table.rows]
 
 
 def _clock_warnings(history: "History", reports: "Sequence[JobReport]", *, now: datetime) -> list[str]:
@@ -145,13 +197,17 @@ def _clock_warnings(history: "History", reports: "Sequence[JobReport]", *, now: 
     return found
 
 
+def _check_out(request: ReportRequest) -> None:
+    if request.out is not None and request.written_as is Format.TABLE:
+        raise UsageError("--out needs --format json, csv, html or trace; tables are printed to the terminal only")
+
+
 def _check_options(request: ReportRequest) -> None:
     """Raise UsageError for options that contradict each other."""
     job, group_by, tag = request.job, request.group_by, request.tag
-    if request.out is not None and request.written_as is Format.TABLE:
-        raise UsageError("--out needs --format json, csv, html or trace; tables are printed to the terminal only")
+    _check_out(request)
     if group_by != (GroupBy.JOB,) and request.written_as is Format.HTML:
-        raise UsageError("--format html is a report by job; --group-by needs --format table, json or csv")
+        raise UsageError(_NOT_BY_JOB.format(request.written_as))
     if request.written_as is Format.TRACE and (job is None or group_by != (GroupBy.JOB,)):
         raise UsageError("--format trace is of one job: give --job ID, without --group-by")
     if job is not None and WITHOUT_JOBS.issuperset(group_by):
@@ -256,7 +312,7 @@ def _print_table(reports: "Sequence[JobReport]", rows: list[dict[str, Any]], gro
 
     if not rows:
         is_of_gpus = WITHOUT_JOBS.issuperset(group_by)
-        people_console().print("no measurements in this period" if is_of_gpus else "no jobs in this period")
+        people_console().print(_NO_MEASUREMENTS if is_of_gpus else "no jobs in this period")
     elif group_by == (GroupBy.TRAINING,):
         from gpuenergyd.report.terminal.trainings import trainings_table  # noqa: PLC0415  as above
 

@@ -9,3 +9,5 @@ class EnergyScope(StrEnum):
     GPU = "gpu"
     MODULE = "module"
     """On a superchip such as GH200 the GPU, its processor and their memory: never to be called the GPU's."""
+    UNKNOWN = "unknown"
+    """The driver could not be asked."""

@@ -57,6 +57,8 @@ class GpuClaim:
     """For every kind but JOB, `job_id` holds the id of the lease."""
     pid: int | None = None
     """The process whose end ends the lease, None if the lease is not tied to a process."""
+    is_paused: bool = False
+    """Whether the job's program has announced a pause, and has not reported since that it goes on."""
 
     @property
     def is_lease(self) -> bool:
@@ -347,6 +349,12 @@ class Gpus:
             f"GPU {gpu_uuid} has been in use by job {claim.job_id} ({claim.job_name!r}) of uid {claim.uid}"
             f" for {age_s:.0f} s"
         )
+
+    def record_pause(self, gpu_uuid: str, *, is_paused: bool) -> None:
+        """Record whether the program on a claimed GPU pauses."""
+        gpu = self[gpu_uuid]
+        if gpu.claim is not None and gpu.claim.is_paused is not is_paused:
+            gpu.claim = replace(gpu.claim, is_paused=is_paused)
 
     def release(self, job_id: str) -> None:
         """Remove the claims of a job or lease."""

@@ -1,11 +1,13 @@
 """Admission of clock requests: forwards them to the GPU worker, and counts stale and hostile ones."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.core.policy_api.policy import Lever
+from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.jobs.sessions import RankSession, RankSessions
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.registration import CLOCK_SKEW_NS, OLDEST_INSTANT_NS
@@ -31,6 +33,8 @@ class ClockRequests:
 
     services: JobServices
     sessions: RankSessions
+    resume: Callable[[JobRunner], None]
+    """Leases the GPUs of an idle job again, whose program has gone on: it reports only after an iteration."""
     num_hostile: int = 0
     num_stale: int = 0
 
@@ -41,6 +45,8 @@ class ClockRequests:
             return self.count_hostile()
         request = rank_request.request
         session.last_sequence = rank_request.sequence
+        if session.runner.leases.is_suspended:
+            self.resume(session.runner)
         if Lever.CLOCKS not in self.services.levers or not session.runner.leases.accept(request.plan_epoch):
             self.num_stale += 1
             return Admission.STALE

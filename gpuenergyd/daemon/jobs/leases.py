@@ -66,7 +66,7 @@ class JobLeases:
             await self._restore(gpu_uuids, reason)
 
     async def resume(self, gpu_uuids: tuple[str, ...]) -> None:
-        """Lease the GPUs of an idle job again at its next report."""
+        """Lease the GPUs of an idle job again at its next report or clock request."""
         if self.is_suspended:
             self.is_suspended = False
             await self._lease(gpu_uuids)

@@ -142,7 +142,7 @@ class Jobs:
 
     def __post_init__(self) -> None:
         self.sessions = RankSessions(self._process_ended, self._is_late)
-        self.clock_requests = ClockRequests(self.services, self.sessions)
+        self.clock_requests = ClockRequests(self.services, self.sessions, lambda own: self.spawn(own.resume()))
         self.rates = UserRates(self.max_jobs_per_user_per_h / _S_PER_H, capacity=self.max_jobs_per_user_per_h)
 
     def __iter__(self) -> Iterator[JobRunner]:
@@ -151,6 +151,11 @@ class Jobs:
     def runner(self, job_id: str) -> JobRunner | None:
         """Return a job that has not ended."""
         return self._runners.get(job_id)
+
+    def is_in_long_pause(self, gpu: Gpu) -> bool:
+        """Return whether the job of a GPU has announced a pause that is so long that its GPUs were restored."""
+        runner = self._runners.get(gpu.claim.job_id) if gpu.claim is not None and gpu.claim.is_paused else None
+        return runner is not None and runner.leases.is_suspended
 
     def require_rate(self, uid: int) -> None:
         """Check that a user may start or change one more job now, without counting it.
@@ -305,6 +310,7 @@ class Jobs:
         clocks = checked_clocks(report)
         session.captured = report.captured
         session.gaps.reported(iteration.begin_ns, iteration.next_begin_ns)
+        self.services.gpus.record_pause(session.gpu_uuid, is_paused=not iteration.next_begin_ns)
         runner.last_report_mono_ns = time.monotonic_ns()
         if not runner.job.is_ended:
             runner.handle(RankReported(iteration))
@@ -453,7 +459,7 @@ class Jobs:
         self._observe_soon()
         self.replicas.check_time_limits()
         for runner in self:
-            last_ns = runner.last_report_mono_ns or runner.created_mono_ns
+            last_ns = max(runner.last_report_mono_ns or runner.created_mono_ns, runner.resumed_mono_ns)
             baseline = runner.job.baseline
             typical_s = baseline.iteration_time_s if baseline is not None else 0.0
             silent_s = (now_ns - last_ns) / _NS_PER_S

@@ -89,6 +89,7 @@ class JobRunner:
     """Whether the job is one rank of a pipeline across hosts, whose plans its leader posts."""
     created_mono_ns: int = field(default_factory=time.monotonic_ns)
     last_report_mono_ns: int | None = None
+    resumed_mono_ns: int = 0
     pids: dict[int, int] = field(default_factory=dict)
     """The pids of the registered processes, by `JobDescription.rank_index`."""
     audit: AuditLog = field(init=False)
@@ -271,6 +272,7 @@ class JobRunner:
 
     async def resume(self) -> None:
         """Lease the GPUs of an idle job again."""
+        self.resumed_mono_ns = time.monotonic_ns()
         if not self.job.is_ended:
             await self.leases.resume(self.job.ranks.gpu_uuids)
 

@@ -419,13 +419,15 @@ class NvmlHost:
         A link between GPU and processor alone does not tell: GB10 has one, and no module. On GH200 the counter is the
         module's (ml-energy/zeus, pull requests 172 and 242).
         """
-        with contextlib.suppress(GpuError):
+        try:
             mode = self._ask(gpu_uuid, "nvmlDeviceGetC2cModeInfoV")
-            if mode is not None and mode.isC2cEnabled:
-                field = _FIELD_INSTANT_POWER, pynvml.NVML_POWER_SCOPE_MODULE
-                values = self._ask(gpu_uuid, "nvmlDeviceGetFieldValues", [field])
-                return EnergyScope.MODULE if values is not None and values[0].nvmlReturn == 0 else EnergyScope.GPU
-        return EnergyScope.GPU
+            if mode is None or not mode.isC2cEnabled:
+                return EnergyScope.GPU
+            field = _FIELD_INSTANT_POWER, pynvml.NVML_POWER_SCOPE_MODULE
+            values = self._ask(gpu_uuid, "nvmlDeviceGetFieldValues", [field])
+        except GpuError:
+            return EnergyScope.UNKNOWN
+        return EnergyScope.MODULE if values is not None and values[0].nvmlReturn == 0 else EnergyScope.GPU
 
     def _power_mw(self, gpu_uuid: str) -> int | None:
         """Return the present power in milliwatts, or the mean of about a second if the driver reports only that."""

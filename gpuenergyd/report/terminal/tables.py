@@ -24,6 +24,7 @@ from gpuenergyd.report.formatting import (
 )
 from gpuenergyd.report.headline import evidence, headline, is_of_modules, time_cost
 from gpuenergyd.report.job import JobReport, PlanInForce
+from gpuenergyd.report.plugin_groups import GroupTable
 from gpuenergyd.report.totals import not_counted_text, saved_total
 from gpuenergyd.store import JobSummary
 
@@ -250,6 +251,17 @@ def groups_table(groups: Sequence[Mapping[str, Any]], *, by: Sequence[str]) -> R
     left_out = not_counted_text(sum(row["num_not_significant"] for row in groups))
     notes = (f"saved: {left_out}" if left_out else "", pricing_text(groups))
     return Group(table, *(Text(note) for note in notes if note))
+
+
+def plugin_table(found: GroupTable) -> RenderableType:
+    """Return the rows of a plugin and its sentences."""
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for column in found.columns:
+        table.add_column(column.heading, justify="right" if column.is_number else "left", no_wrap=True)
+    for row in found.rows:
+        table.add_row(*(Text(column.text(row[column.name])) for column in found.columns))
+    table.width = full_width(table)
+    return Group(table, *(Text(line) for line in found.lines))
 
 
 def column_title(title: str, rows: Sequence[Mapping[str, Any]]) -> str:

@@ -82,7 +82,8 @@ class IdleGpu:
         if self.is_lowered and not self._bracket.is_raised and not (self.acts and self._is_high(reading)):
             self.lowered_s += passed_s
         self._follow_wake(reading, passed_s)
-        if use in WORKING or reading.has_job or self._has_power_step(reading):
+        is_of_job = reading.has_job and not reading.is_in_long_pause
+        if use in WORKING or is_of_job or self._has_power_step(reading):
             return self._wake(reading, before)
         if use is not GpuUse.IDLE_CONTEXT:
             self._idle_since_s = None

@@ -47,6 +47,8 @@ class UseReading:
     num_processes: int | None
     has_job: bool = False
     """Whether a rank of a job, or a lease, has the GPU."""
+    is_in_long_pause: bool = False
+    """Whether this job has announced a pause, and its clocks were given back since."""
 
 
 def use_of(reading: UseReading) -> GpuUse:

@@ -186,6 +186,8 @@ def test_every_grouping_in_the_documents_has_groups(
         (["--group-by", "training", "--job", "nope"], "no job 'nope' in this period; jobs: gpt"),
         (["--group-by", "gpu", "--job", "gpt"], "cannot be combined with --job"),
         (["--group-by", "moon"], "valid: one of job, training, user, host, gpu, day, month, tag, or two"),
+        (["--group-by", "state", "--job", "gpt"], "--group-by state is of whole GPUs"),
+        (["--group-by", "state", "--format", "html"], "--group-by needs --format table, json or csv"),
         (["--group-by", "tag"], "needs --tag NAME; tags in this period: git_commit, slurm_job_id, user"),
         (["--group-by", "tag", "--tag", "team"], "no job has a tag 'team'; tags in this period: git_commit"),
         (["--tag", "user"], "needs --group-by tag"),

@@ -372,6 +372,18 @@ def test_energy_of_a_superchip_is_that_of_its_module_and_power_too(
     host.close()
 
 
+@pytest.mark.usefixtures("nvml_world")
+def test_where_the_driver_cannot_be_asked_the_scope_of_energies_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetC2cModeInfoV", fail)
+    host = NvmlHost()
+    assert {identity.energy_scope for identity in host.identities()} == {EnergyScope.UNKNOWN}
+    assert all(identity.supported_sm_clocks_mhz for identity in host.identities())
+    host.close()
+
+
 def test_we_call_no_wrapper_that_discards_the_return_code() -> None:
     """Some functions of the binding report success whatever the driver returns, so the daemon must not use them."""
     tree = ast.parse(Path(pynvml.__file__).read_text())

@@ -17,11 +17,11 @@ from tests.support.waiting import LIMIT_S, wait_until
 
 VICTIMS = ("holder", "daemon", "worker", "worker_and_sentinel", "all")
 _NUM_HOLDERS = 3
-_SOON = (
-    "from gpuenergyd_idle.rules import control, idle_spans\n"
-    "control._LEAST_PAUSE_S = 3.0\nidle_spans._ASSUMED_SPANS_A_DAY = 0.0\n"
+SOON = (
+    "from gpuenergyd_idle.rules import control, idle_spans, lost_time\n"
+    "control._LEAST_PAUSE_S = 3.0\nidle_spans._ASSUMED_SPANS_A_DAY = 0.0\nlost_time.PER_DAY_S = 1e6\n"
 )
-"""Lowers GPUs again soon after a kill, not a minute later."""
+"""Lowers GPUs again soon after a kill, not a minute later, however much time its lift took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class IdleKills:
 
     def __init__(self, folder: Path, rng: random.Random) -> None:
         idle = {"idle": {"enabled": True, "after_s": 1.0}}
-        self._daemon = DaemonProcess(folder, overrides={"service_options": idle}, prologue=_SOON).start()
+        self._daemon = DaemonProcess(folder, overrides={"service_options": idle}, prologue=SOON).start()
         self._host = SimulatedHost.open(self._daemon.world_path)
         self._gpus = [identity.gpu_uuid for identity in self._host.identities()][:_NUM_HOLDERS]
         self._holders: dict[str, subprocess.Popen[bytes]] = {}

@@ -4,6 +4,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +15,11 @@ import pytest
 
 from gpuenergyd.cli.main import run
 from gpuenergyd.client.connection import HttpConnection
+from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd_sim.driver.host import InstructionWork, SimulatedHost
-from tests.plugins.idle.idle_kills import VICTIMS, IdleKills
+from tests.deploy.test_slurm import prefix_of
+from tests.deploy.test_slurm import run as run_script
+from tests.plugins.idle.idle_kills import SOON, VICTIMS, IdleKills
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
 from tests.support.fake_nvml.control import FakeNvmlControl
 from tests.support.fake_nvml.library import build_library, compiler
@@ -72,12 +77,14 @@ def test_only_observed_gpus_are_counted_and_never_changed(tmp_path: Path, capsys
         assert f'gpuenergyd_gpu_use_seconds_total{{gpu_uuid="{gpu}",index="0",' in text
         assert f'gpuenergyd_gpu_idle_lowered{{gpu_uuid="{gpu}",index="0",' in text
 
-    assert run(["idle", "report", "--database", str(daemon.database_path), "--json"]) == 0
-    uses = {own["use"]: own for own in json.loads(capsys.readouterr().out)["uses"] if own["gpu_uuid"] == gpu}
-    assert uses["idle-context"]["total"]["time_s"] > 1
-    assert uses["idle-context"]["total"]["energy_j"] > 0
-    assert run(["idle", "report", "--database", str(daemon.database_path)]) == 0
-    assert "of GPU hours idle with a context" in capsys.readouterr().out
+    for command in ("report --group-by state", "idle report"):
+        assert run([*command.split(), "--database", str(daemon.database_path), "--json"]) == 0
+        states = {own["state"]: own for own in json.loads(capsys.readouterr().out)["groups"] if own["gpu_uuid"] == gpu}
+        assert states["idle-context"]["time_s"] > 1
+        assert states["idle-context"]["energy_j"] > 0
+    for command in ("report --group-by state", "report --format html"):
+        assert run([*command.split(), "--database", str(daemon.database_path)]) == 0
+        assert "of GPU hours idle with a context" in capsys.readouterr().out
 
 
 def test_a_job_gets_its_gpu_at_full_speed(tmp_path: Path) -> None:
@@ -88,10 +95,45 @@ def test_a_job_gets_its_gpu_at_full_speed(tmp_path: Path) -> None:
             assert host.locked_sm_clock_mhz(gpu) is None
 
 
-def test_a_request_lifts_and_holds(tmp_path: Path) -> None:
-    with idle_daemon(tmp_path) as (daemon, host, gpu):
+def test_a_long_pause_that_a_job_announced_is_lowered_until_its_next_iteration_begins(tmp_path: Path) -> None:
+    work = InstructionWork(memory_time_s=0.0, compute_time_s=0.02, power_coefficient_w_per_mhz=0.2)
+    with idle_daemon(tmp_path, prologue=SOON, policy="uniform", silence_limit_s=0.5) as (daemon, host, gpu):
+        rank = RankDescription(job_name="loop", gpu_uuid=gpu, max_slowdown_ratio=0.2)
+        client = RankClient(rank, order=[("F", 0, 0)], socket_path=str(daemon.socket_path))
+
+        def is_planned() -> bool:
+            client.begin_iteration()
+            slot = client.begin_instruction("F", 0)
+            host.begin_work(gpu, work)
+            host.hold(gpu)
+            host.finish_work(gpu)
+            client.end_instruction(slot)
+            client.end_iteration()
+            lock_mhz, job = host.locked_sm_clock_mhz(gpu), daemon.job()
+            return job is not None and job["phase"] == "tuned" and lock_mhz not in {None, LOW_MHZ}
+
+        wait_until(is_planned, log=lambda: daemon.log)
+        client.pause()
+        wait_until(lambda: host.locked_sm_clock_mhz(gpu) == LOW_MHZ, log=lambda: f"{_of_first(daemon)} {daemon.log}")
+        assert (daemon.job() or {})["is_suspended"]
+        assert not daemon.status()["is_degraded"]
+
+        client.begin_iteration()  # its clock request lifts, before any work and any report
+        client.begin_instruction("F", 0)
+        wait_until(lambda: host.locked_sm_clock_mhz(gpu) != LOW_MHZ)
+        assert _of_first(daemon)["use"] == "idle-context"
+        client.release()
+
+
+@pytest.mark.parametrize("starter", ["idle lift --for 600", "run -- true", "prolog.sh"])
+def test_who_is_about_to_start_a_program_lifts_at_once_and_for_a_while(starter: str, tmp_path: Path) -> None:
+    with idle_daemon(tmp_path, prologue=SOON) as (daemon, host, gpu):
         wait_until(lambda: host.locked_sm_clock_mhz(gpu) == LOW_MHZ)
-        assert run(["idle", "lift", "--for", "600", "--socket", str(daemon.socket_path)]) == 0
+        if starter == "prolog.sh":
+            assert run_script(starter, prefix_of(tmp_path, daemon), tmp_path / "journal.json") == 0
+        else:
+            command = [sys.executable, "-m", "gpuenergyd.cli.main", *starter.split()]
+            subprocess.run(command, env={**os.environ, "GPUENERGYD_SOCKET": str(daemon.socket_path)}, check=True)
         wait_until(lambda: host.locked_sm_clock_mhz(gpu) is None)
         wait_until(lambda: _of_first(daemon)["reason"] == "lifted by request")
 
