@@ -40,12 +40,10 @@ class SessionHost(Protocol):
         ...
 
     def training_step(self) -> str | None:
-        """Return the training program's last message about its start."""
+        """Return the training program's last message about its start, if any."""
         ...
 
-    def has_training_ended(self) -> bool:
-        """Return whether the training program has ended by itself."""
-        ...
+    def has_training_ended(self) -> bool: ...
 
     def check(self) -> None:
         """Check that no process has failed.
@@ -74,13 +72,9 @@ class SessionOutcome:
 class Progress(Protocol):
     """Shows the demo's steps and the daemon's status."""
 
-    def announce(self, text: str) -> None:
-        """Show the current step."""
-        ...
+    def announce(self, text: str) -> None: ...
 
-    def show(self, status: dict[str, Any]) -> None:
-        """Show the daemon's status."""
-        ...
+    def show(self, status: dict[str, Any]) -> None: ...
 
 
 def demo_settings(request: DemoRequest, folder: Path, world: Path) -> "Settings":
@@ -154,12 +148,11 @@ def open_world(request: DemoRequest, folder: Path) -> Path:
     """
     from gpuenergyd.gpu.drivers.opening import open_driver  # noqa: PLC0415  start fast
     from gpuenergyd_sim.driver.host import SimulatedHost  # noqa: PLC0415
-    from gpuenergyd_sim.driver.world_kinds import world_kind  # noqa: PLC0415
 
     if request.driver == "simulated":
         world = folder / "world"
         models = [request.gpu_model] * request.num_gpus
-        SimulatedHost.create(world, models, seed=request.seed, kind=world_kind(request.simulation)).close()
+        SimulatedHost.create(world, models, seed=request.seed, kind=request.simulation).close()
         return world
     nvml = open_driver(request.driver, None)
     shown = [identity.gpu_uuid for identity in nvml.identities()]

@@ -79,24 +79,19 @@ class Socket(_Socket):  # type: ignore[misc]  # the replaced class
         _kernel.current.process.sockets.add(self)
 
     def settimeout(self, value: float | None) -> None:
-        """Set the longest wait of calls."""
         self._limit_s = value
 
     def setblocking(self, flag: bool) -> None:  # noqa: FBT001  as the socket has it
-        """Set whether calls wait."""
         self._limit_s = None if flag else 0.0
 
     def gettimeout(self) -> float | None:
-        """Return the longest wait of calls."""
         return self._limit_s
 
     def getblocking(self) -> bool:
-        """Return whether calls wait."""
         return self._limit_s != 0.0
 
     @property
     def timeout(self) -> float | None:
-        """The longest wait of calls."""
         return self._limit_s
 
     def close(self) -> None:
@@ -114,18 +109,15 @@ class Socket(_Socket):  # type: ignore[misc]  # the replaced class
         return self._until_done(lambda: _Socket.recv(self, *arguments), select.POLLIN)  # type: ignore[no-any-return]
 
     def recv_into(self, *arguments: Any) -> int:
-        """Receive into a buffer."""
         return self._until_done(lambda: _Socket.recv_into(self, *arguments), select.POLLIN)  # type: ignore[no-any-return]
 
     def recvmsg(self, *arguments: Any) -> Any:
-        """Receive a message."""
         return self._until_done(lambda: _Socket.recvmsg(self, *arguments), select.POLLIN)
 
     def send(self, *arguments: Any) -> int:
         return self._until_done(lambda: _Socket.send(self, *arguments), select.POLLOUT)  # type: ignore[no-any-return]
 
     def sendmsg(self, *arguments: Any) -> int:
-        """Send a message."""
         return self._until_done(lambda: _Socket.sendmsg(self, *arguments), select.POLLOUT)  # type: ignore[no-any-return]
 
     def sendall(self, data: Any, flags: int = 0) -> None:
