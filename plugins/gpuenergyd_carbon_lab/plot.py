@@ -59,7 +59,6 @@ def write_forecast_svg(path: Path, forecast: CarbonForecast, history: HourlySeri
 
 
 def forecast_svg(forecast: CarbonForecast, history: HourlySeries | None = None) -> str:
-    """Return the drawing as a complete SVG document."""
     known = () if history is None else _steps(history.end_at, history.values[-_SHOWN_HISTORY_HOURS:])
     ahead = [(hour.target_at, hour.carbon_intensity_g_per_kwh) for hour in forecast.hours]
     highs = [(hour.target_at, hour.high_g_per_kwh) for hour in forecast.hours]

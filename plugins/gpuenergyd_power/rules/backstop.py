@@ -91,7 +91,6 @@ class Backstop:
 
     @property
     def is_cutting(self) -> bool:
-        """Whether any GPU is lowered."""
         return bool(self.ceilings)
 
     def observe(
