@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -177,18 +178,16 @@ def check_clocks_are_restored(world: Path) -> None:
     Raises:
         GpuEnergyError: the daemon has left a clock lock behind.
     """
-    from gpuenergyd_sim.driver.host import SimulatedHost  # noqa: PLC0415  start fast
-
-    if locked := locked_gpus(SimulatedHost.open(world)):
+    if locked := _locked_gpus(world):
         raise GpuEnergyError(f"the daemon has left a clock lock on simulated GPU {', '.join(map(str, locked))}")
 
 
-def locked_gpus(host: Any) -> list[int]:
-    """Return the indices of the simulated GPUs that have a clock lock, and close the host."""
-    try:
+def _locked_gpus(world: Path) -> list[int]:
+    """Return the indices of the simulated GPUs that have a clock lock."""
+    from gpuenergyd_sim.driver.host import SimulatedHost  # noqa: PLC0415  start fast
+
+    with closing(SimulatedHost.open(world)) as host:
         return [gpu.index for gpu in host.identities() if host.locked_sm_clock_mhz(gpu.gpu_uuid) is not None]
-    finally:
-        host.close()
 
 
 def _wait_for_end(client: "DaemonClient") -> None:
@@ -218,12 +217,12 @@ class _WorkerFault:
         if self._is_first:
             self._is_first = False
             self._due_at = time.monotonic() + (self._after_s or 0.0)
-        if time.monotonic() < self._due_at or not (lowered := self._locked()):
+        if time.monotonic() < self._due_at or not (lowered := _locked_gpus(self._world)):
             return
         self._due_at = math.inf
         self._host.kill_worker(status)
         killed_at = time.monotonic()
-        while left := self._locked():
+        while left := _locked_gpus(self._world):
             if time.monotonic() > killed_at + _RESTORE_LIMIT_S:
                 raise GpuEnergyError(f"the killed GPU worker has left a clock lock on GPU {', '.join(map(str, left))}")
             time.sleep(0.01)
@@ -232,11 +231,6 @@ class _WorkerFault:
             f"killed the GPU worker while {count_text(len(lowered), 'GPU')} had a clock lock; none had one"
             f" {after_s:.2f} s later"
         )
-
-    def _locked(self) -> list[int]:
-        from gpuenergyd_sim.driver.host import SimulatedHost  # noqa: PLC0415  start fast
-
-        return locked_gpus(SimulatedHost.open(self._world))
 
 
 def _watch(request: DemoRequest, client: "DaemonClient", host: SessionHost, world: Path, progress: Progress) -> str:

@@ -69,6 +69,16 @@ def _virtual_select(readers: Any, writers: Any, others: Any, timeout: float | No
     return _select(readers, writers, others, 0)
 
 
+def _waiting(name: str, events: int) -> Any:
+    """Return a socket's method that waits in virtual time for events of its descriptor."""
+    blocking = getattr(_Socket, name)
+
+    def call(own: "Socket", *arguments: Any) -> Any:
+        return own._until_done(lambda: blocking(own, *arguments), events)  # noqa: SLF001  a method of that class
+
+    return call
+
+
 class Socket(_Socket):  # type: ignore[misc]  # the replaced class
     """A socket that waits in virtual time; the operating system's socket does not block."""
 
@@ -105,20 +115,8 @@ class Socket(_Socket):  # type: ignore[misc]  # the replaced class
     def _accept(self) -> Any:
         return self._until_done(lambda: _Socket._accept(self), select.POLLIN)  # noqa: SLF001  `accept` calls it
 
-    def recv(self, *arguments: Any) -> bytes:
-        return self._until_done(lambda: _Socket.recv(self, *arguments), select.POLLIN)  # type: ignore[no-any-return]
-
-    def recv_into(self, *arguments: Any) -> int:
-        return self._until_done(lambda: _Socket.recv_into(self, *arguments), select.POLLIN)  # type: ignore[no-any-return]
-
-    def recvmsg(self, *arguments: Any) -> Any:
-        return self._until_done(lambda: _Socket.recvmsg(self, *arguments), select.POLLIN)
-
-    def send(self, *arguments: Any) -> int:
-        return self._until_done(lambda: _Socket.send(self, *arguments), select.POLLOUT)  # type: ignore[no-any-return]
-
-    def sendmsg(self, *arguments: Any) -> int:
-        return self._until_done(lambda: _Socket.sendmsg(self, *arguments), select.POLLOUT)  # type: ignore[no-any-return]
+    recv, recv_into, recvmsg = (_waiting(name, select.POLLIN) for name in ("recv", "recv_into", "recvmsg"))
+    send, sendmsg = (_waiting(name, select.POLLOUT) for name in ("send", "sendmsg"))
 
     def sendall(self, data: Any, flags: int = 0) -> None:
         left = memoryview(data).cast("B")
