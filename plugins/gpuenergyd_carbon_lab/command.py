@@ -1,5 +1,6 @@
 """`gpuenergyd carbon now`, `forecast` and `backtest`: grid carbon intensity, its forecast, and the value of timing."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,11 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from gpuenergyd.cli.command_help import DocumentedGroup, add_command, command_group
+from gpuenergyd.cli.commands.report_output import write_text
 from gpuenergyd.cli.exit_codes import EXIT_DEGRADED
 from gpuenergyd.cli.option_checks import checked_slowdown, warn_of_large_slowdown
 from gpuenergyd.cli.options import JsonOption
 from gpuenergyd.cli.output import people_console, print_json
-from gpuenergyd.core.carbon.forecasting import Forecast
+from gpuenergyd.cli.plan.inputs import load_planner, plan_input
+from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.core.carbon.intensity import (
     CarbonForecast,
     EmissionFactor,
@@ -27,16 +30,20 @@ from gpuenergyd.daemon.processes.plugins import load_carbon_function
 from gpuenergyd.errors import CarbonDataError
 from gpuenergyd.report.formatting import skill_text
 from gpuenergyd_carbon_lab.files import (
+    Points,
+    is_power_limit_profile,
     is_trace,
     plain_zone,
+    read_frontier,
+    read_power_limit_profiles,
     read_starts,
     read_traces,
+    utc_instant,
     utc_text,
     write_choices,
     write_forecasts,
 )
-from gpuenergyd_carbon_lab.inputs import checked_instant, frontier_points
-from gpuenergyd_carbon_lab.plot import forecast_lines, write_forecast_svg
+from gpuenergyd_carbon_lab.plot import forecast_lines, forecast_svg
 from gpuenergyd_carbon_lab.results import ReplayRequest, ZoneReplay
 
 ZoneOption = Annotated[str | None, typer.Option("--zone", metavar="ZONE", help="Grid zone, e.g. GB or DE.")]
@@ -168,12 +175,11 @@ def forecast(
         history, given = _from_source(zone, source, key_file, base_url, hours)
     expected = given
     if expected is None and history is not None:
-        forecaster: Forecast = load_carbon_function("forecast")
-        expected = forecaster(history, num_hours=hours)
+        expected = load_carbon_function("forecast")(history, num_hours=hours)
     if expected is None:
         raise CarbonDataError("the source returned neither a history nor a forecast")
     if svg is not None:
-        write_forecast_svg(svg, expected, history)
+        write_text(svg, forecast_svg(expected, history))
     if as_json:
         print_json(
             {
@@ -262,8 +268,8 @@ def backtest(  # noqa: PLR0913  each option is a parameter
     profiles += [path for path in files if path not in traces]
     request = ReplayRequest(
         traces=read_traces(traces),
-        frontier=frontier_points(frontier, profiles, schedule=schedule, microbatches=microbatches),
-        train_until_at=checked_instant("--train-until", train_until),
+        frontier=_frontier_points(frontier, profiles, schedule, microbatches),
+        train_until_at=_instant("--train-until", train_until),
         max_slowdown_ratio=max_slowdown,
         job_hours=job_hours,
         num_starts=starts,
@@ -297,6 +303,36 @@ carbon = command_group(
 )
 for _command in (now, forecast, backtest):
     add_command(carbon, _command)
+
+
+def _frontier_points(
+    frontier: Path | None, profiles: Sequence[Path], schedule: str | None, microbatches: int | None
+) -> Points:
+    """Return the operating points: from a file, from power-limit profiles, or planned from a pipeline profile.
+
+    Raises:
+        CarbonDataError: neither or both are given, or a file is invalid.
+    """
+    if (frontier is None) == (not profiles):
+        raise CarbonDataError("give either --frontier FILE or --profile FILE")
+    if frontier is not None:
+        return read_frontier(frontier)
+    if all(is_power_limit_profile(path) for path in profiles):
+        return read_power_limit_profiles(profiles)
+    if len(profiles) > 1:
+        raise CarbonDataError("several profiles: each must be a power-limit profile of one GPU of the job")
+    options = PlanOptions(schedule=schedule, microbatches=microbatches, want_frontier=True)
+    planned = load_planner("bubble-aware")(plan_input(profiles[0], options).request)
+    return tuple((point.iteration_time_s, point.energy_j) for point in planned.frontier)
+
+
+def _instant(option: str, text: str) -> datetime:
+    try:
+        return utc_instant(text)
+    except ValueError:
+        raise CarbonDataError(
+            f"{option} {text!r}: must be a date or time, e.g. 2024-01-01 or 2024-01-01T06:00Z"
+        ) from None
 
 
 def _from_source(

@@ -18,6 +18,7 @@ from gpuenergyd.carbon.signal_file import (
     signal_rows,
     zone_of_file,
 )
+from gpuenergyd.cli.commands.report_output import write_text
 from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries
 from gpuenergyd.errors import CarbonDataError
 from gpuenergyd_carbon_lab.results import ZoneReplay
@@ -124,10 +125,8 @@ def write_forecasts(path: Path, zones: Sequence[ZoneReplay]) -> None:
     def rows() -> Iterable[list[str]]:
         yield [*FORECAST_COLUMNS, *(["zone"] if len(zones) > 1 else [])]
         for zone in zones:
-            issued = zone.forecasts
-            for number, row in enumerate(issued.rows if issued is not None else ()):
-                assert issued is not None
-                at = issued.first_issued_at + number * HOUR
+            for number, row in enumerate(zone.forecasts):
+                at = zone.first_issued_at + number * HOUR
                 for hour, value in enumerate(row):
                     target = [utc_text(at), utc_text(at + hour * HOUR), f"{value:.3f}"]
                     yield [*target, zone.zone] if len(zones) > 1 else target
@@ -143,16 +142,13 @@ def write_choices(path: Path, zones: Sequence[ZoneReplay]) -> None:
     """Write the point chosen for each hour of each job: one object, or a list of objects for several zones.
 
     Raises:
-        CarbonDataError: the file cannot be written.
+        UsageError: the file cannot be written.
     """
     documents = [
         {"zone": zone.zone, "jobs": [{"start_utc": utc_text(j.start_at), "choices": j.choices} for j in zone.jobs]}
         for zone in zones
     ]
-    try:
-        path.write_text(json.dumps(documents[0] if len(documents) == 1 else documents), encoding="utf-8")
-    except OSError as error:
-        raise CarbonDataError(f"{path}: {error.strerror}") from None
+    write_text(path, json.dumps(documents[0] if len(documents) == 1 else documents))
 
 
 def utc_text(at: datetime) -> str:
@@ -195,7 +191,7 @@ def _text(path: Path) -> str:
 def plain_zone(zone: ZoneReplay) -> dict[str, Any]:
     """Return a zone's result as a JSON object: ratios, forecast skill, and the results of all methods."""
     values = {field.name: getattr(zone, field.name) for field in fields(zone)}
-    for name in ("skill", "jobs", "forecasts"):
+    for name in ("skill", "jobs", "first_issued_at", "forecasts"):
         del values[name]
     skills = ("skill_1h_ratio", "skill_6h_ratio", "skill_24h_mean_ratio")
     return {**values, **{name: getattr(zone.skill, name) for name in skills}}

@@ -4,10 +4,8 @@ import math
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from html import escape
-from pathlib import Path
 
 from gpuenergyd.core.carbon.intensity import HOUR, CarbonForecast, HourlySeries
-from gpuenergyd.errors import CarbonDataError
 from gpuenergyd.report.charts.axes import TITLE_ROOM, WIDE, Axis, elapsed_step
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -46,20 +44,8 @@ def forecast_lines(forecast: CarbonForecast) -> Sequence[str]:
     return lines
 
 
-def write_forecast_svg(path: Path, forecast: CarbonForecast, history: HourlySeries | None = None) -> None:
-    """Write the last two days of the history and the forecast with its 95 % prediction interval as SVG.
-
-    Raises:
-        CarbonDataError: the file cannot be written.
-    """
-    try:
-        path.write_text(forecast_svg(forecast, history), encoding="utf-8")
-    except OSError as error:
-        raise CarbonDataError(f"{path}: {error.strerror}") from None
-
-
 def forecast_svg(forecast: CarbonForecast, history: HourlySeries | None = None) -> str:
-    """Return the drawing as a complete SVG document."""
+    """Return the last two days of the history and the forecast with its 95 % prediction interval as SVG."""
     known = () if history is None else _steps(history.end_at, history.values[-_SHOWN_HISTORY_HOURS:])
     ahead = [(hour.target_at, hour.carbon_intensity_g_per_kwh) for hour in forecast.hours]
     highs = [(hour.target_at, hour.high_g_per_kwh) for hour in forecast.hours]

@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries
 from gpuenergyd.errors import CarbonDataError
-from gpuenergyd_carbon_lab.results import Choice, IssuedForecasts, ReplayedJob, ReplayMethod, ReplayRequest, ZoneReplay
+from gpuenergyd_carbon_lab.results import Choice, ReplayedJob, ReplayMethod, ReplayRequest, ZoneReplay
 from gpuenergyd_policies.carbon.budget import SLOT_S, Array, SpeedHull, speed_hull
 from gpuenergyd_policies.carbon.forecast import ZoneForecaster, skill_against_naive
 from gpuenergyd_policies.carbon.history import DAY_HOURS, FilledHistory, Origins, filled_history, same_hour_means
@@ -162,11 +162,8 @@ def _replay_zone(request: ReplayRequest, trace: HourlySeries, hull: SpeedHull) -
             ReplayedJob(history.first_hour_at + int(start) * HOUR, choices=_choices(hull, runs["forecast"], times_s))
             for start, runs in zip(starts, compared, strict=True)
         ),
-        forecasts=IssuedForecasts(
-            history.first_hour_at + first * HOUR, tuple(map(tuple, issued.rows[:, :DAY_HOURS].tolist()))
-        )
-        if request.want_forecasts
-        else None,
+        first_issued_at=history.first_hour_at + first * HOUR,
+        forecasts=tuple(map(tuple, issued.rows[:, :DAY_HOURS].tolist())) if request.want_forecasts else (),
         notes=(TRAINING_DATA_NOTE.format(zone=trace.zone),) if is_training_data else (),
     )
 

@@ -57,14 +57,6 @@ class ReplayedJob:
 
 
 @dataclass(frozen=True, slots=True)
-class IssuedForecasts:
-    """Forecasts of a zone, one row per hour from `first_issued_at`; column 0 is the hour of issue."""
-
-    first_issued_at: datetime
-    rows: tuple[tuple[float, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class ZoneReplay:
     """Result of one zone: timing gain, captured share and skill of the forecasts."""
 
@@ -84,6 +76,8 @@ class ZoneReplay:
     refit_s_max: float
     forecast_s_max: float
     jobs: tuple[ReplayedJob, ...]
-    forecasts: IssuedForecasts | None = None
+    first_issued_at: datetime
+    forecasts: tuple[tuple[float, ...], ...] = ()
+    """One row per hour from `first_issued_at` on if they were wanted; column 0 is the hour of issue."""
     notes: tuple[str, ...] = ()
     """Remarks that are needed to interpret the figures."""

@@ -27,7 +27,7 @@ class EventStore(Protocol):
     """The store of events."""
 
     def put_event(self, event: GridEvent) -> bool:
-        """Store an event; return whether the store has changed."""
+        """Return whether the store has changed."""
         ...
 
     def events(self) -> tuple[GridEvent, ...]: ...

@@ -22,13 +22,9 @@ REASON = "fleet"
 class BudgetClient(Protocol):
     """The daemon of this host."""
 
-    def get(self, path: str) -> dict[str, Any]:
-        """Return the body of a response."""
-        ...
+    def get(self, path: str) -> dict[str, Any]: ...
 
-    def put(self, path: str, body: object) -> dict[str, Any]:
-        """Send a body; return that of the response."""
-        ...
+    def put(self, path: str, body: object) -> dict[str, Any]: ...
 
 
 class LeaseStore(Protocol):

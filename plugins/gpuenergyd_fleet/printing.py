@@ -26,7 +26,6 @@ def fleet_object(state: "FleetState") -> dict[str, Any]:
 
 
 def fleet_lines(state: "FleetState") -> Iterator[str]:
-    """Yield the lines of the fleet's state."""
     if state.budget_w is None:
         yield "no fleet budget; set one with `gpuenergyd fleet set WATTS`"
     else:
@@ -107,7 +106,6 @@ def report_lines(report: EventReport) -> Iterator[str]:
 
 
 def utc_text(at_s: float) -> str:
-    """Return an instant in UTC to the second."""
     return f"{datetime.fromtimestamp(at_s, tz=UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 

@@ -35,7 +35,6 @@ class PowerRoutes:
 
     @staticmethod
     def describe(errors: Mapping[str, str]) -> ApiPart:
-        """Return the OpenAPI description of the routes."""
         return describe_routes((_SHOW, _CHANGE), errors)
 
     def add_to(self, app: web.Application) -> None:

@@ -88,13 +88,11 @@ class PowerService:
             read_schedule(settings.power_schedule_path)
 
     async def start(self) -> None:
-        """Start the periodic checks of the schedule and the jobs."""
         self._periodic.every(_PERIOD_S, "power budget", self._check)
         self._periodic.every(_RETRY_S, "power ceilings", self._ceilings.retry)
         self._periodic.start()
 
     async def close(self) -> None:
-        """Stop."""
         self._periodic.close()
         if self._deciding is not None:
             self._deciding.cancel()
@@ -322,11 +320,9 @@ class PowerService:
         return self._ceilings.trouble or self._schedule.trouble or self._save_trouble or failed or short
 
     def state(self) -> PowerBudgetState:
-        """Return the budget, what the host draws, and how the budget is divided."""
         return budget_state(self._settings, self.budget, self._control, self._shares, self.trouble)
 
     def status(self) -> Mapping[str, Any]:
-        """Return the budget and the swings of the host's power."""
         return {"power": plain(self.state()), "swing": swing_fields(self.swings.meter)}
 
     def _record(self, actor: str, reason: str, before: str, after: str) -> None:

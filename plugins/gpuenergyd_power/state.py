@@ -13,7 +13,6 @@ from gpuenergyd_power.shares import JobShares
 def budget_state(
     settings: Settings, budget: PowerBudget | None, control: PowerControl, shares: JobShares, trouble: str | None
 ) -> PowerBudgetState:
-    """Return the budget in force, what the host draws, and how the budget is divided."""
     decision, backstop, has_budget = shares.decision, control.backstop, budget is not None
     return PowerBudgetState(
         power_budget_w=budget.budget_w if budget is not None else None,

@@ -34,7 +34,6 @@ class HostSwings:
 
     @property
     def is_limiting(self) -> bool:
-        """Whether the settings limit ramps."""
         return self._limiter is not None
 
     def limit(self, now_s: float, readings: Mapping[str, GpuPower]) -> bool:

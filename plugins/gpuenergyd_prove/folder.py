@@ -69,7 +69,6 @@ class ProofFolder:
             raise UsageError(f"{path}: {error.strerror}; must be a folder that does not exist yet") from None
 
     def write_calibration(self, values: Mapping[str, Any]) -> None:
-        """Write the calibration measured before the pilot."""
         _write(self.path / CALIBRATION, canonical(values))
 
     def append(self, name: str, block: Block) -> None:
@@ -231,7 +230,6 @@ def canonical(values: Mapping[str, Any]) -> bytes:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

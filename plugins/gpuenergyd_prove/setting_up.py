@@ -77,7 +77,6 @@ def request(blocks: TrainingBlocks | JobBlocks, arms: tuple[Arm, ...], **values:
 
 
 def _simulated_blocks(stack: ExitStack, seed: int) -> TrainingBlocks:
-    """Return blocks under a private daemon on simulated GPUs."""
     host = stack.enter_context(simulated_host(_SIMULATED_JOB, seed=seed, microbatches=_SIMULATED_MICROBATCHES))
     client = stack.enter_context(closing(DaemonClient(host.socket_path)))
     options = BlockOptions(client, host.socket_path, check=host.check)

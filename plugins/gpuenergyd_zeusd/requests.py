@@ -63,7 +63,8 @@ class ZeusdChanges:
         if change.power_limit_w is not None:
             await require_power_limit_in_range(self.worker, gpu, change.power_limit_w)
         if shall_wait:
-            await self._apply_now(gpu, holder, pidfd, change)
+            async with self.leases.lock_gpu(gpu.identity.gpu_uuid):
+                await self._apply_locked(gpu, holder, pidfd, change)
             return
         key = (gpu.identity.gpu_uuid, holder)
         if key in self._queued:
@@ -82,10 +83,6 @@ class ZeusdChanges:
             log.warning("%s: a queued change failed: %s", holder, error)
         finally:
             os.close(pidfd)
-
-    async def _apply_now(self, gpu: Gpu, holder: LeaseHolder, pidfd: int, change: ZeusdChange) -> None:
-        async with self.leases.lock_gpu(gpu.identity.gpu_uuid):
-            await self._apply_locked(gpu, holder, pidfd, change)
 
     async def _apply_locked(self, gpu: Gpu, holder: LeaseHolder, pidfd: int, change: ZeusdChange) -> None:
         gpu_uuid = gpu.identity.gpu_uuid

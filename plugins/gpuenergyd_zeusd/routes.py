@@ -52,7 +52,6 @@ class ZeusdRoutes:
 
     @staticmethod
     def describe(errors: Mapping[str, str]) -> ApiPart:
-        """Return the OpenAPI description of the routes."""
         return ApiPart(zeusd_paths(errors), SCHEMAS)
 
     def declare_change(self) -> None:

@@ -82,7 +82,6 @@ class FleetDecision:
 
 
 def decide(view: FleetView, now_s: float, rules: FleetRules | None = None) -> FleetDecision:
-    """Return the leases to hand out now."""
     return _Decision(view, now_s, rules or FleetRules()).made()
 
 
@@ -233,7 +232,6 @@ class _Decision:
     def _best(
         self, own: FleetHost, number: int, wanted_w: float, end_s: float, fallback: tuple[Fallback, ...]
     ) -> Lease | None:
-        """Return the best lease that fits; None if none does."""
         possible = self._possible(own, number, wanted_w, end_s, fallback)
         return next((lease for lease in possible if self._fits(own, lease)), None)
 

@@ -60,7 +60,6 @@ class GridEvent:
         return self.value * _WATTS[self.unit]
 
     def is_active(self, at_s: float) -> bool:
-        """Return whether the event is in force at an instant."""
         return not self.is_cancelled and self.start_s <= at_s < self.end_s
 
 

@@ -54,7 +54,6 @@ class HeldPower:
 
     @property
     def newest(self) -> Lease | None:
-        """The last lease handed out."""
         return max(self.leases, key=lambda lease: lease.number, default=None)
 
     @property

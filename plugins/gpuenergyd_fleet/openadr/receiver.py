@@ -31,17 +31,13 @@ class Session(Protocol):
     """A session with a server."""
 
     @property
-    def period_s(self) -> float:
-        """Time between two exchanges."""
-        ...
+    def period_s(self) -> float: ...
 
     async def exchange(self) -> Any:
         """Return all events that the server lists now."""
         ...
 
-    async def answer(self, event: Any, *, opts_in: bool) -> None:
-        """Tell the server whether an event is followed."""
-        ...
+    async def answer(self, event: Any, *, opts_in: bool) -> None: ...
 
 
 @dataclass(slots=True)
@@ -155,7 +151,6 @@ class OneLine(logging.Filter):
     """Makes each record one printable line, because libraries log what a server sent, and drops repetitions."""
 
     def __init__(self) -> None:
-        """Begin without a last line."""
         super().__init__()
         self._last = ""
 

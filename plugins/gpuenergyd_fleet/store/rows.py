@@ -14,7 +14,6 @@ _MAX_CURVE_POINTS = 64
 
 
 def host_of(row: Any, leases: tuple[Lease, ...]) -> FleetHost:
-    """Return a host with the leases that it may follow."""
     held = HeldPower(row.share_w, leases, row.confirmed)
     demand = HostDemand(row.share_w, checked_curve(_decoded(row.curve)))
     return FleetHost(row.host, row.reported_us / 1e6, held, demand, row.measured_w, row.speed)
@@ -64,5 +63,4 @@ def known_sum(values: list[float | None]) -> float | None:
 
 
 def microseconds(at_s: float) -> int:
-    """Return an instant in microseconds, as stored in the database."""
     return round(at_s * 1e6)

@@ -28,6 +28,7 @@ SAMPLES_KEPT_S = 7 * 86_400.0
 _LEAST_SAMPLES = 5
 _BUSY_TIMEOUT_S = 5.0
 _FLEET_ID = 1
+_THE_FLEET = fleet.c.fleet_id == _FLEET_ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class FleetStore:
     def set_budget(self, budget_w: float, reason: str) -> None:
         with self._transaction() as connection:
             values = {"budget_w": budget_w, "reason": reason}
-            if connection.execute(update(fleet).where(fleet.c.fleet_id == _FLEET_ID).values(values)).rowcount == 0:
+            if connection.execute(update(fleet).where(_THE_FLEET).values(values)).rowcount == 0:
                 connection.execute(insert(fleet).values(fleet_id=_FLEET_ID, cycle_us=0, **values))
 
     def state(self) -> FleetState:
@@ -123,12 +124,11 @@ class FleetStore:
     ) -> FleetDecision | None:
         """Decide on leases and store them; return None without a budget, or if another coordinator has just decided."""
         with self._transaction() as connection:
-            locked = select(fleet).where(fleet.c.fleet_id == _FLEET_ID).with_for_update()
-            row = connection.execute(locked).one_or_none()
+            row = connection.execute(select(fleet).where(_THE_FLEET).with_for_update()).one_or_none()
             now_s = self._now_s(connection)
             if row is None or 0 <= now_s - row.cycle_us / 1e6 < least_period_s:
                 return None
-            connection.execute(update(fleet).where(fleet.c.fleet_id == _FLEET_ID).values(cycle_us=microseconds(now_s)))
+            connection.execute(update(fleet).where(_THE_FLEET).values(cycle_us=microseconds(now_s)))
             state = self._state(connection, now_s)
             events = tuple(self._with_baseline(connection, own, state) for own in state.events)
             view = FleetView(row.budget_w, state.hosts, events)
@@ -146,10 +146,8 @@ class FleetStore:
             UsageError: too many events are open.
         """
         with self._transaction() as connection:
-            row = connection.execute(
-                select(grid_events).where(grid_events.c.grid_event_id == event.event_id)
-            ).one_or_none()
-            before = None if row is None else event_of(row)
+            known = grid_events.c.grid_event_id == event.event_id
+            before = _event(connection, event.event_id)
             if not replaces(event, before):
                 return False
             values = {
@@ -163,7 +161,6 @@ class FleetStore:
                 "source": event.source,
             }
             if before is not None:
-                known = grid_events.c.grid_event_id == event.event_id
                 connection.execute(update(grid_events).where(known).values(values))
                 return True
             open_events = grid_events.c.end_us > microseconds(self._now_s(connection))
@@ -175,8 +172,7 @@ class FleetStore:
 
     def event(self, event_id: str) -> GridEvent | None:
         with self._transaction() as connection:
-            row = connection.execute(select(grid_events).where(grid_events.c.grid_event_id == event_id)).one_or_none()
-            return None if row is None else event_of(row)
+            return _event(connection, event_id)
 
     def events(self) -> tuple[GridEvent, ...]:
         """Return all events, newest first."""
@@ -221,7 +217,7 @@ class FleetStore:
         return time.time()
 
     def _state(self, connection: Connection, now_s: float) -> FleetState:
-        row = connection.execute(select(fleet).where(fleet.c.fleet_id == _FLEET_ID)).one_or_none()
+        row = connection.execute(select(fleet).where(_THE_FLEET)).one_or_none()
         leases: dict[str, list[Lease]] = {}
         for own in connection.execute(select(fleet_leases).order_by(fleet_leases.c.number)):
             leases.setdefault(own.host, []).append(lease_of(own))
@@ -293,3 +289,8 @@ class FleetStore:
         if int(now_s) % 60 == 0:
             expired = fleet_samples.c.at_us < microseconds(now_s - SAMPLES_KEPT_S)
             connection.execute(delete(fleet_samples).where(expired))
+
+
+def _event(connection: Connection, event_id: str) -> GridEvent | None:
+    row = connection.execute(select(grid_events).where(grid_events.c.grid_event_id == event_id)).one_or_none()
+    return None if row is None else event_of(row)

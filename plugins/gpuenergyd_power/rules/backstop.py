@@ -91,7 +91,6 @@ class Backstop:
 
     @property
     def is_cutting(self) -> bool:
-        """Whether any GPU is lowered."""
         return bool(self.ceilings)
 
     def observe(
@@ -196,7 +195,7 @@ class Backstop:
         self.ceilings = {
             uuid: _lowered(readings[uuid], self.ceilings.get(uuid, Ceiling()), ratio, share * powers_w[uuid])
             if is_last_resort or not readings[uuid].can_set_clocks
-            else replace(self.ceilings.get(uuid, Ceiling()), sm_clock_mhz=self._clock(uuid, readings[uuid], ratio))
+            else _lowered_clock(readings[uuid], self.ceilings.get(uuid, Ceiling()), ratio)
             for uuid in can_change
         }
         self.ceilings = {uuid: ceiling for uuid, ceiling in self.ceilings.items() if ceiling != Ceiling()}
@@ -209,9 +208,6 @@ class Backstop:
         first_s = self.rules.first_distrust_s
         was_wrong = now_s - self._trusted_s < 2 * max(self._distrust_s, first_s)
         self._distrust_s = min(self.rules.most_distrust_s, max(first_s, 2 * self._distrust_s)) if was_wrong else 0.0
-
-    def _clock(self, uuid: str, reading: GpuPower, ratio: float) -> int | None:
-        return _clock_below(reading, ratio, self.ceilings.get(uuid, Ceiling()).sm_clock_mhz)
 
     def _raise(
         self,
@@ -249,24 +245,25 @@ class Backstop:
         self._over_since_s, self._steps = None, 0
 
 
-def _clock_below(reading: GpuPower, ratio: float, ceiling_mhz: int | None) -> int | None:
-    """Return the highest supported clock up to `ratio` times the present one; the present ceiling without clocks."""
+def _lowered_clock(reading: GpuPower, ceiling: Ceiling, ratio: float) -> Ceiling:
+    """Return the ceiling with the highest supported clock up to `ratio` times the present one."""
     clocks_mhz = reading.supported_sm_clocks_mhz
     if not clocks_mhz or not reading.can_set_clocks:
-        return ceiling_mhz
-    present_mhz = min(reading.sm_clock_mhz or clocks_mhz[0], ceiling_mhz or clocks_mhz[0])
-    return next((mhz for mhz in clocks_mhz if mhz <= ratio * present_mhz), clocks_mhz[-1])
+        return ceiling
+    present_mhz = min(reading.sm_clock_mhz or clocks_mhz[0], ceiling.sm_clock_mhz or clocks_mhz[0])
+    lower_mhz = next((mhz for mhz in clocks_mhz if mhz <= ratio * present_mhz), clocks_mhz[-1])
+    return replace(ceiling, sm_clock_mhz=lower_mhz)
 
 
 def _lowered(reading: GpuPower, ceiling: Ceiling, ratio: float, limit_w: float) -> Ceiling:
     """Return a lower ceiling, with a power limit if the GPU supports one."""
-    clock_mhz = _clock_below(reading, ratio, ceiling.sm_clock_mhz)
+    lowered = _lowered_clock(reading, ceiling, ratio)
     if reading.power_limit_range_w is None:
-        return Ceiling(clock_mhz, ceiling.power_limit_w)
+        return lowered
     low_w, default_w = reading.power_limit_range_w
     known_w = default_w if ceiling.power_limit_w is None else ceiling.power_limit_w
     wanted_w = max(low_w, min(limit_w, known_w))
-    return Ceiling(clock_mhz, None if wanted_w >= default_w else wanted_w)
+    return replace(lowered, power_limit_w=None if wanted_w >= default_w else wanted_w)
 
 
 def _raised(reading: GpuPower, ceiling: Ceiling, factor: float) -> Ceiling:

@@ -57,15 +57,7 @@ class PowerControl:
         host_power_w: float,
         fits: bool,
     ) -> bool:
-        """Compare the power of the host with its budget; return whether ceilings changed.
-
-        Args:
-            now_s: monotonic instant of the readings.
-            readings: all GPUs of the host.
-            budget_w: None without a budget.
-            host_power_w: assumed power of the host without its GPUs.
-            fits: the result of `fits`.
-        """
+        """Compare the power of the host with its budget, as `Backstop.observe`; return whether ceilings changed."""
         num_cuts, was_cutting = self.backstop.num_cuts, self.backstop.is_cutting
         has_changed = self.backstop.observe(
             now_s, readings, budget_w=budget_w, host_power_w=host_power_w, plans_fit=fits

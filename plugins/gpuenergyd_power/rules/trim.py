@@ -34,7 +34,6 @@ class PowerTrim:
         self._begun_s, self._peak_w, self._sum_w, self._num_readings = None, 0.0, 0.0, 0
 
     def observe(self, now_s: float, measured_w: float) -> None:
-        """Add a reading of the power of the whole host."""
         self._begun_s = now_s if self._begun_s is None else self._begun_s
         self._readings.append((now_s, measured_w))
         self._sum_w += measured_w

@@ -105,12 +105,10 @@ class Registration:
         return block_order([arm.name for arm in self.arms], self.most_rounds, self.order_seed)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         return {"format": FORMAT, **asdict(self), "versions": dict(self.versions)}
 
 
 def hypothesis_text(arm: Arm, max_slowdown_ratio: float) -> str:
-    """Return the claim in words."""
     return (
         f"arm {arm.name!r} (policy {arm.policy}) uses less GPU energy per iteration than arm {BASELINE_ARM!r}, and its"
         f" iterations take at most {100 * max_slowdown_ratio:.1f} % longer, each at {100 * CONFIDENCE:.1f} % confidence"

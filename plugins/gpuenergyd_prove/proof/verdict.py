@@ -67,7 +67,6 @@ class Verdict:
 
     @property
     def has_verdict(self) -> bool:
-        """Whether the data allow a conclusion."""
         return self.conclusion is not Conclusion.NO_VERDICT
 
     @property

@@ -1,6 +1,7 @@
 """`gpuenergyd demo`: trains a real pipeline on simulated GPUs under a private daemon, then cleans up."""
 
 import contextlib
+import os
 import sys
 import tempfile
 import time
@@ -14,17 +15,19 @@ import typer
 from gpuenergyd.cli.option_checks import MAX_SLOWDOWN_HELP, checked_slowdown, warn_of_large_slowdown
 from gpuenergyd.cli.options import JsonOption
 from gpuenergyd.cli.output import print_json
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import UsageError
 from gpuenergyd_sim.demo.grid import DemoGrid
-from gpuenergyd_sim.demo.host_load import load_warning
 from gpuenergyd_sim.demo.request import DEFAULT_POLICY, DemoRequest, check_request
 from gpuenergyd_sim.demo.session import JOB_NAME, check_clocks_are_restored, run_session
+from gpuenergyd_sim.driver.world_kinds import WorldKind
 
 if TYPE_CHECKING:
     from gpuenergyd_sim.demo.progress import ShownProgress
 
 ShowResult: TypeAlias = Callable[[str, "ShownProgress"], None]
 _LOOK_PERIOD_S = 0.2
+_BUSY_LOAD_PER_CPU = 0.75
 _MAX_FOLDER_CHARS = 60
 """Longest path of the demo's folder, since a Unix socket's path inside it is limited to 107 characters."""
 
@@ -54,12 +57,12 @@ def demo(  # noqa: PLR0913  each option is a parameter
         str, typer.Option(metavar="simulated|nvml", help="nvml needs an NVML library that shows simulated GPUs.")
     ] = "simulated",
     simulation: Annotated[
-        str,
+        WorldKind,
         typer.Option(
             metavar="unkind|kind",
             help="Simulate late clocks, slow reads and stalls as on real hosts, or ideal GPUs.",
         ),
-    ] = "unkind",
+    ] = WorldKind.UNKIND,
     carbon_trace: Annotated[
         str | None,
         typer.Option(metavar="FILE|synthetic", help="Follow the grid of an hourly carbon trace."),
@@ -124,17 +127,27 @@ def demo(  # noqa: PLR0913  each option is a parameter
     warn_of_large_slowdown(max_slowdown)
     with _folder(keep) as (folder, inherited_fds), _progress(request, as_json=as_json) as progress:
         progress.announce(f"gpuenergyd demo on {request.gpus}: starting a private daemon")
-        if not request.is_in_virtual_time and (warning := load_warning()) is not None:
+        if not request.is_in_virtual_time and (warning := _load_warning()) is not None:
             progress.announce(warning)
         run = _run_in_virtual_time if request.is_in_virtual_time else _run_in_real_time
         run(request, folder, inherited_fds, progress, partial(_show_result, request, folder, out, as_json=as_json))
     return 0
 
 
+def _load_warning() -> str | None:
+    """Return the warning if too many processes compete for this host's CPUs, else None."""
+    load, num_cpus = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load <= _BUSY_LOAD_PER_CPU * num_cpus:
+        return None
+    return (
+        f"load {load:.0f} on {count_text(num_cpus, 'core')}: results will be noisy; without"
+        " --real-time they do not depend on it"
+    )
+
+
 def _run_in_real_time(
     request: DemoRequest, folder: Path, inherited_fds: Sequence[int], progress: "ShownProgress", show_result: ShowResult
 ) -> None:
-    """Run every process of the demo in real time."""
     from gpuenergyd_sim.demo.real_host import RealHost  # noqa: PLC0415  start fast
     from gpuenergyd_sim.private_daemon.processes import Children, raise_on_termination  # noqa: PLC0415
 
@@ -166,9 +179,9 @@ def _run_in_virtual_time(
             "demo", ["gpuenergyd_sim.demo.virtual_main", str(folder)], PYTHONHASHSEED="0", TMPDIR=str(folder)
         )
         while not demo.has_ended() and not (request.is_held and files.reason() is not None):
-            files.show(progress)
+            files.show_news(progress)
             time.sleep(_LOOK_PERIOD_S)
-        files.show(progress)  # steps since the last look
+        files.show_news(progress)  # steps since the last look
         children.check()
         reason = files.reason() or ""
         if request.is_held:

@@ -52,7 +52,6 @@ class LiveProgress:
         self._live.start()
 
     def announce(self, text: str) -> None:
-        """Show the current step."""
         if text != self._text:
             self._text, self._since_s, self._status = text, time.monotonic(), None
             self._live.refresh()
@@ -110,7 +109,6 @@ class LineProgress:
             yield
 
     def announce(self, text: str) -> None:
-        """Print the current step once."""
         self._update(text, text)
 
     def show(self, status: Status) -> None:

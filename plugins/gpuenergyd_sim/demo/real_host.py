@@ -21,7 +21,6 @@ class RealHost:
         self._training: Child | None = None
 
     def start_daemon(self, settings: "Settings", config: Path) -> None:
-        """Start `gpuenergyd serve`."""
         start_daemon(
             self._children,
             config.parent,
@@ -45,7 +44,6 @@ class RealHost:
         return self._training is not None and self._training.has_ended()
 
     def check(self) -> None:
-        """Check that no process has failed."""
         self._children.check()
 
     def kill_worker(self, status: Mapping[str, Any]) -> None:

@@ -1,15 +1,15 @@
 """The parsed options of `gpuenergyd demo`, and their checks before anything starts."""
 
 import importlib.util
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import GpuEnergyError, UsageError
 from gpuenergyd_sim.demo.grid import DEFAULT_BUDGET_RATIO, DemoGrid
+from gpuenergyd_sim.driver.world_kinds import WorldKind
 
 DEFAULT_POLICY = "bubble-aware"
 _DRIVERS = ("simulated", "nvml")
@@ -38,8 +38,8 @@ class DemoRequest:
     max_slowdown_ratio: float
     seed: int
     time_limit_s: float
-    simulation: str = "unkind"
-    """Behavior of the simulated GPUs, a `WorldKind`; not used for GPUs behind a fake NVML library."""
+    simulation: WorldKind = WorldKind.UNKIND
+    """Behavior of the simulated GPUs; not used for GPUs behind a fake NVML library."""
     grid: DemoGrid | None = None
     """Grid to follow; the demo then runs for the length of the job."""
     is_held: bool = False
@@ -49,26 +49,18 @@ class DemoRequest:
     kills_worker_after_s: float | None = None
     """Time from the job's registration to killing the GPU worker; None for never."""
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        values = json.loads(text)
-        grid = values.pop("grid")
-        return cls(**values, grid=DemoGrid(**grid) if grid is not None else None)
-
     @property
     def gpus(self) -> str:
         if self.driver != "simulated":
             return count_text(self.num_gpus, "simulated GPU")
-        named = f"{self.num_gpus} {'ideal ' if self.simulation == 'kind' else ''}simulated {self.gpu_model} GPUs"
-        return named if self.simulation == "kind" else f"{named} (late clocks, slow reads, stalls)"
+        if self.simulation is WorldKind.KIND:
+            return f"{self.num_gpus} ideal simulated {self.gpu_model} GPUs"
+        return f"{self.num_gpus} simulated {self.gpu_model} GPUs (late clocks, slow reads, stalls)"
 
     @property
     def run_ahead_options(self) -> tuple[str, ...]:
         """Options that make the training launch work ahead of its GPUs, as programs do on real GPUs."""
-        is_unkind = self.driver == "simulated" and self.simulation == "unkind"
+        is_unkind = self.driver == "simulated" and self.simulation is WorldKind.UNKIND
         return ("--run-ahead", "1") if is_unkind else ()
 
     @property
@@ -134,7 +126,6 @@ def check_request(request: DemoRequest, out: Path) -> None:
     """
     from gpuenergyd.daemon.processes.plugins import check_policy_name  # noqa: PLC0415  start fast
     from gpuenergyd_sim.driver.device_parameters import device_parameters  # noqa: PLC0415
-    from gpuenergyd_sim.driver.world_kinds import world_kind  # noqa: PLC0415
 
     check_policy_name(request.policy)
     for module in ("torch", "gpuenergyd_trainers", *(("greenlet",) if request.is_in_virtual_time else ())):
@@ -148,7 +139,6 @@ def check_request(request: DemoRequest, out: Path) -> None:
         raise UsageError(f"cannot write {out}: no folder {out.parent}")
     if request.driver not in _DRIVERS:
         raise UsageError(f"--driver {request.driver!r}: must be one of {', '.join(_DRIVERS)}")
-    world_kind(request.simulation)  # refuses an unknown kind
     if request.driver == "simulated":
         device_parameters(request.gpu_model)  # refuses an unknown model
     if request.grid is not None:

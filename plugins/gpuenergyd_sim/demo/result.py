@@ -81,7 +81,6 @@ def _what_to_do(request: DemoRequest) -> str:
 
 
 def json_figures(report: JobReport, out: Path, request: DemoRequest) -> dict[str, Any]:
-    """Return the fields of the JSON document."""
     job = report.summary
     return {
         "baseline_iteration_time_s": job.baseline_time_s,

@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -40,12 +41,10 @@ class SessionHost(Protocol):
         ...
 
     def training_step(self) -> str | None:
-        """Return the training program's last message about its start."""
+        """Return the training program's last message about its start, if any."""
         ...
 
-    def has_training_ended(self) -> bool:
-        """Return whether the training program has ended by itself."""
-        ...
+    def has_training_ended(self) -> bool: ...
 
     def check(self) -> None:
         """Check that no process has failed.
@@ -74,13 +73,9 @@ class SessionOutcome:
 class Progress(Protocol):
     """Shows the demo's steps and the daemon's status."""
 
-    def announce(self, text: str) -> None:
-        """Show the current step."""
-        ...
+    def announce(self, text: str) -> None: ...
 
-    def show(self, status: dict[str, Any]) -> None:
-        """Show the daemon's status."""
-        ...
+    def show(self, status: dict[str, Any]) -> None: ...
 
 
 def demo_settings(request: DemoRequest, folder: Path, world: Path) -> "Settings":
@@ -154,12 +149,11 @@ def open_world(request: DemoRequest, folder: Path) -> Path:
     """
     from gpuenergyd.gpu.drivers.opening import open_driver  # noqa: PLC0415  start fast
     from gpuenergyd_sim.driver.host import SimulatedHost  # noqa: PLC0415
-    from gpuenergyd_sim.driver.world_kinds import world_kind  # noqa: PLC0415
 
     if request.driver == "simulated":
         world = folder / "world"
         models = [request.gpu_model] * request.num_gpus
-        SimulatedHost.create(world, models, seed=request.seed, kind=world_kind(request.simulation)).close()
+        SimulatedHost.create(world, models, seed=request.seed, kind=request.simulation).close()
         return world
     nvml = open_driver(request.driver, None)
     shown = [identity.gpu_uuid for identity in nvml.identities()]
@@ -184,18 +178,16 @@ def check_clocks_are_restored(world: Path) -> None:
     Raises:
         GpuEnergyError: the daemon has left a clock lock behind.
     """
-    from gpuenergyd_sim.driver.host import SimulatedHost  # noqa: PLC0415  start fast
-
-    if locked := locked_gpus(SimulatedHost.open(world)):
+    if locked := _locked_gpus(world):
         raise GpuEnergyError(f"the daemon has left a clock lock on simulated GPU {', '.join(map(str, locked))}")
 
 
-def locked_gpus(host: Any) -> list[int]:
-    """Return the indices of the simulated GPUs that have a clock lock, and close the host."""
-    try:
+def _locked_gpus(world: Path) -> list[int]:
+    """Return the indices of the simulated GPUs that have a clock lock."""
+    from gpuenergyd_sim.driver.host import SimulatedHost  # noqa: PLC0415  start fast
+
+    with closing(SimulatedHost.open(world)) as host:
         return [gpu.index for gpu in host.identities() if host.locked_sm_clock_mhz(gpu.gpu_uuid) is not None]
-    finally:
-        host.close()
 
 
 def _wait_for_end(client: "DaemonClient") -> None:
@@ -225,12 +217,12 @@ class _WorkerFault:
         if self._is_first:
             self._is_first = False
             self._due_at = time.monotonic() + (self._after_s or 0.0)
-        if time.monotonic() < self._due_at or not (lowered := self._locked()):
+        if time.monotonic() < self._due_at or not (lowered := _locked_gpus(self._world)):
             return
         self._due_at = math.inf
         self._host.kill_worker(status)
         killed_at = time.monotonic()
-        while left := self._locked():
+        while left := _locked_gpus(self._world):
             if time.monotonic() > killed_at + _RESTORE_LIMIT_S:
                 raise GpuEnergyError(f"the killed GPU worker has left a clock lock on GPU {', '.join(map(str, left))}")
             time.sleep(0.01)
@@ -239,11 +231,6 @@ class _WorkerFault:
             f"killed the GPU worker while {count_text(len(lowered), 'GPU')} had a clock lock; none had one"
             f" {after_s:.2f} s later"
         )
-
-    def _locked(self) -> list[int]:
-        from gpuenergyd_sim.driver.host import SimulatedHost  # noqa: PLC0415  start fast
-
-        return locked_gpus(SimulatedHost.open(self._world))
 
 
 def _watch(request: DemoRequest, client: "DaemonClient", host: SessionHost, world: Path, progress: Progress) -> str:

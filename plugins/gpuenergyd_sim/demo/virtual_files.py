@@ -1,26 +1,32 @@
-"""Files for communication between the command line and the demo's process in virtual time."""
+"""Files in the demo's folder, through which the command line and the demo's process in virtual time communicate."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from gpuenergyd.atomic_file import replace_file
+from gpuenergyd_sim.demo.grid import DemoGrid
 from gpuenergyd_sim.demo.request import DemoRequest
 from gpuenergyd_sim.demo.session import Progress
+from gpuenergyd_sim.driver.world_kinds import WorldKind
 
 
 class VirtualFiles:
-    """The command line's side of the files in the demo's folder."""
+    """One side's view of the files: the command line's, or that of the process, to which it shows its progress."""
 
     def __init__(self, folder: Path) -> None:
-        self._request, self._progress, self._release = _paths(folder)
+        self._request, self._progress = folder / "request.json", folder / "progress.json"
+        self._release = folder / "release"
+        self._steps: list[str] = []
         self._num_announced = 0
 
-    def write_request(self, request: DemoRequest) -> None:
-        """Write the request for the demo."""
-        self._request.write_text(request.to_json(), encoding="utf-8")
+    # On the command line
 
-    def show(self, progress: Progress) -> None:
+    def write_request(self, request: DemoRequest) -> None:
+        self._request.write_text(json.dumps(asdict(request)), encoding="utf-8")
+
+    def show_news(self, progress: Progress) -> None:
         """Show new steps, and the daemon's status."""
         found = self._read()
         for step in found.get("steps", ())[self._num_announced :]:
@@ -45,25 +51,18 @@ class VirtualFiles:
             return {}
         return found
 
-
-class VirtualProgress:
-    """The virtual-time process's side of the files in the demo's folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._request, self._progress, self._release = _paths(folder)
-        self._steps: list[str] = []
+    # In virtual time
 
     def read_request(self) -> DemoRequest:
-        """Return the request for the demo."""
-        return DemoRequest.from_json(self._request.read_text(encoding="utf-8"))
+        values = json.loads(self._request.read_text(encoding="utf-8"))
+        grid, simulation = values.pop("grid"), WorldKind(values.pop("simulation"))
+        return DemoRequest(**values, grid=None if grid is None else DemoGrid(**grid), simulation=simulation)
 
     def announce(self, text: str) -> None:
-        """Add a step."""
         self._steps.append(text)
         self._write()
 
     def show(self, status: dict[str, Any]) -> None:
-        """Write the daemon's status."""
         self._write(status=status)
 
     def end(self, reason: str) -> None:
@@ -71,12 +70,7 @@ class VirtualProgress:
         self._write(reason=reason)
 
     def is_released(self) -> bool:
-        """Return whether a held demo should end."""
         return self._release.exists()
 
     def _write(self, **newest: Any) -> None:
         replace_file(self._progress, json.dumps({"steps": self._steps, **newest}).encode())
-
-
-def _paths(folder: Path) -> tuple[Path, Path, Path]:
-    return folder / "request.json", folder / "progress.json", folder / "release"

@@ -24,7 +24,7 @@ from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.gpu.worker.main import main as worker_main
 from gpuenergyd.gpu.worker.restore_sentinel import wait_and_restore
 from gpuenergyd_sim.demo.session import check_clocks_are_restored, run_session
-from gpuenergyd_sim.demo.virtual_files import VirtualProgress
+from gpuenergyd_sim.demo.virtual_files import VirtualFiles
 from gpuenergyd_sim.virtual_time.kernel import Process, VirtualKernel
 
 _RANKS_MODULE = "gpuenergyd_sim.training.virtual_ranks"
@@ -50,7 +50,6 @@ class VirtualChild:
         return self._process.exit_status
 
     async def wait(self) -> int:
-        """Wait for the end of the process; return its exit status."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         descriptor = os.dup(self._process.ended_fd)
         loop.add_reader(descriptor, ended.set)
@@ -63,11 +62,9 @@ class VirtualChild:
         return self._process.exit_status
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
         self._process.signal(SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         self._process.kill()
 
 
@@ -113,7 +110,6 @@ class VirtualHost:
         return os.getpid()
 
     def start_training(self, arguments: list[str], variables: Mapping[str, str]) -> None:
-        """Start one process for each rank."""
         os.environ.update(variables)
         self._ranks = importlib.import_module(_RANKS_MODULE).Ranks(self._kernel, arguments)
 
@@ -152,7 +148,6 @@ class VirtualHost:
         return processes
 
     def stop_daemon(self) -> None:
-        """End the daemon with SIGTERM."""
         if self._daemon is not None and self._daemon.is_alive:
             self._daemon.signal(SIGTERM)
             _wait_until(lambda: self._daemon is None or not self._daemon.is_alive)
@@ -160,7 +155,7 @@ class VirtualHost:
 
 def run_demo(kernel: VirtualKernel, folder: Path, *, real_mono_ns: Callable[[], int]) -> int:
     """Run the demo whose request is in the folder; return the exit status."""
-    files = VirtualProgress(folder)
+    files = VirtualFiles(folder)
     request = files.read_request()
     _prepare_policy(kernel, request.policy, files.announce)
     host = VirtualHost(kernel)

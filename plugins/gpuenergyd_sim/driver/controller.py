@@ -2,7 +2,8 @@
 
 import time
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from gpuenergyd.count_text import count_text
@@ -12,6 +13,7 @@ from gpuenergyd.gpu.drivers.published_figures import published_switch_latency_s
 from gpuenergyd_sim.driver.device_model import (
     NO_LOCK,
     Activity,
+    GpuState,
     draw_call_latency_s,
     draw_settle_s,
     draw_uniform,
@@ -60,14 +62,12 @@ class SimulatedGpus:
 
     @property
     def path(self) -> Path:
-        """The path of the world file."""
         return self._world.path
 
     def release(self, gpu_uuids: Collection[str]) -> None:
         """Do nothing, since there are no handles of single GPUs."""
 
     def reopen(self, gpu_uuids: Collection[str]) -> tuple[GpuIdentity, ...]:
-        """Return the GPUs' identities."""
         return tuple(identity for identity in self.identities() if identity.gpu_uuid in gpu_uuids)
 
     def close(self) -> None:
@@ -77,11 +77,9 @@ class SimulatedGpus:
     # Reading
 
     def identities(self) -> tuple[GpuIdentity, ...]:
-        """Return the GPUs in order of their index."""
         return self._identities
 
     def read(self, gpu_uuid: str) -> GpuReading:
-        """Return the present values of the GPU's counters and sensors."""
         index = self._at(gpu_uuid)
         model = self._world.models[index]
         energy = self.read_energy(gpu_uuid) if model.read_s else None
@@ -163,25 +161,19 @@ class SimulatedGpus:
         self._install(gpu_uuid, NO_LOCK)
 
     def power_limit_w(self, gpu_uuid: str) -> float:
-        """Return the present power limit."""
         with self._world.gpu(self._at(gpu_uuid)) as record:
             return record.state.power_limit_w
 
     def set_power_limit(self, gpu_uuid: str, power_limit_w: float) -> None:
         """Set the power limit; takes as long as setting a clock."""
-        index = self._at(gpu_uuid)
-        model = self._world.models[index]
+        model = self._world.models[self._at(gpu_uuid)]
         if not model.min_power_limit_w <= power_limit_w <= model.max_power_limit_w:
             raise GpuUnsupportedError(
                 f"power limit {power_limit_w:g} W of {gpu_uuid} is out of range"
                 f" ({model.min_power_limit_w:g}-{model.max_power_limit_w:g} W)"
             )
-        with self._world.driver_call():
-            with self._world.gpu(index) as record:
-                latency_s = draw_call_latency_s(model, record.state)
-            self._sleep(latency_s)
-            with self._world.gpu(index) as record:
-                record.state.power_limit_w = power_limit_w
+        with self._setting(gpu_uuid) as (state, _):
+            state.power_limit_w = power_limit_w
 
     def requested_power_profiles(self, gpu_uuid: str) -> frozenset[int]:
         """Return the workload power profiles requested by all programs together."""
@@ -192,12 +184,13 @@ class SimulatedGpus:
     def request_power_profile(self, gpu_uuid: str, power_profile: int) -> None:
         """Add a workload power profile to the requested ones; takes as long as setting a clock."""
         self._require_profiles(gpu_uuid, power_profile)
-        self._update_power_profiles(gpu_uuid, added=1 << power_profile)
+        with self._setting(gpu_uuid) as (state, _):
+            state.power_profiles |= 1 << power_profile
 
     def clear_power_profile(self, gpu_uuid: str, power_profile: int) -> None:
-        """Remove one workload power profile from the requested ones."""
         self._require_profiles(gpu_uuid, power_profile)
-        self._update_power_profiles(gpu_uuid, removed=1 << power_profile)
+        with self._setting(gpu_uuid) as (state, _):
+            state.power_profiles &= ~(1 << power_profile)
 
     def _require_profiles(self, gpu_uuid: str, power_profile: int = MAX_P) -> None:
         offered = self._world.models[self._at(gpu_uuid)].power_profiles
@@ -205,29 +198,26 @@ class SimulatedGpus:
             known = ", ".join(map(str, offered)) or "none"
             raise GpuUnsupportedError(f"no workload power profile {power_profile} of {gpu_uuid}; offered: {known}")
 
-    def _update_power_profiles(self, gpu_uuid: str, *, added: int = 0, removed: int = 0) -> None:
-        index = self._at(gpu_uuid)
-        with self._world.driver_call():
-            with self._world.gpu(index) as record:
-                latency_s = draw_call_latency_s(self._world.models[index], record.state)
-            self._sleep(latency_s)
-            with self._world.gpu(index) as record:
-                record.state.power_profiles = (record.state.power_profiles | added) & ~removed
-
     def _install(self, gpu_uuid: str, sm_clock_mhz: int) -> None:
+        stall_s = self._world.models[self._at(gpu_uuid)].set_stall_s
+        with self._setting(gpu_uuid, sm_clock_mhz) as (state, settle_s):
+            state.stalled_until_ns = state.updated_ns + round(stall_s * 1e9)
+            state.pending_mhz = sm_clock_mhz
+            state.pending_at_ns = state.updated_ns + round(settle_s * 1e9)
+            state.num_clock_sets += 1
+
+    @contextmanager
+    def _setting(self, gpu_uuid: str, sm_clock_mhz: int | None = None) -> Iterator[tuple[GpuState, float]]:
+        """Spend the time of a call that changes the GPU; yield the state to change, and how long a clock settles."""
         index = self._at(gpu_uuid)
         model = self._world.models[index]
         with self._world.driver_call():
             with self._world.gpu(index) as record:
                 latency_s = draw_call_latency_s(model, record.state)
-                settle_s = draw_settle_s(model, record.state, sm_clock_mhz)
+                settle_s = 0.0 if sm_clock_mhz is None else draw_settle_s(model, record.state, sm_clock_mhz)
             self._sleep(latency_s)
             with self._world.gpu(index) as record:
-                state = record.state
-                state.stalled_until_ns = state.updated_ns + round(model.set_stall_s * 1e9)
-                state.pending_mhz = sm_clock_mhz
-                state.pending_at_ns = state.updated_ns + round(settle_s * 1e9)
-                state.num_clock_sets += 1
+                yield record.state, settle_s
 
     def _occupy_driver(self, time_s: float) -> None:
         """Spend the time of a reading call; the driver serializes its calls."""

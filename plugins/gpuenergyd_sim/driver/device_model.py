@@ -59,37 +59,37 @@ class GpuState:
     energy was `window_energy_j`. `power_profiles` is the mask of requested power profiles.
     """
 
-    updated_ns: int
-    locked_mhz: int
-    pending_mhz: int
-    pending_at_ns: int
-    is_working: int
-    is_occupied: int
-    shown_energy_at_ns: int
-    shown_power_at_ns: int
-    random_state: int
-    num_clock_sets: int
-    work_ended_ns: int
-    num_works_ended: int
-    last_ended_ns: int
-    before_last_ended_ns: int
-    has_next_work: int
-    stalled_until_ns: int
-    power_profiles: int
-    energy_j: float
-    celsius: float
-    power_limit_w: float
-    work_memory_s: float
-    work_compute_s: float
-    work_w_per_mhz: float
-    work_left_ratio: float
-    shown_energy_j: float
-    shown_power_w: float
-    next_memory_s: float
-    next_compute_s: float
-    next_w_per_mhz: float
-    sampled_energy_j: float
-    window_energy_j: float
+    updated_ns: int = 0
+    locked_mhz: int = NO_LOCK
+    pending_mhz: int = NOTHING_PENDING
+    pending_at_ns: int = 0
+    is_working: int = 0
+    is_occupied: int = 0
+    shown_energy_at_ns: int = 0
+    shown_power_at_ns: int = 0
+    random_state: int = 0
+    num_clock_sets: int = 0
+    work_ended_ns: int = 0
+    num_works_ended: int = 0
+    last_ended_ns: int = 0
+    before_last_ended_ns: int = 0
+    has_next_work: int = 0
+    stalled_until_ns: int = 0
+    power_profiles: int = 0
+    energy_j: float = 0.0
+    celsius: float = 0.0
+    power_limit_w: float = 0.0
+    work_memory_s: float = 0.0
+    work_compute_s: float = 0.0
+    work_w_per_mhz: float = 0.0
+    work_left_ratio: float = 0.0
+    shown_energy_j: float = 0.0
+    shown_power_w: float = 0.0
+    next_memory_s: float = 0.0
+    next_compute_s: float = 0.0
+    next_w_per_mhz: float = 0.0
+    sampled_energy_j: float = 0.0
+    window_energy_j: float = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -158,7 +158,6 @@ def capped_sm_clock_mhz(
 
 
 def effective_sm_clock_mhz(model: DeviceParameters, state: GpuState) -> float:
-    """Return the present SM clock."""
     ceiling = _ceiling_mhz(model, state)
     match state.activity:
         case Activity.WORKING:

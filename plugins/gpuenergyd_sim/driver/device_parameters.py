@@ -163,17 +163,14 @@ A100_PCIE = replace(
     min_power_limit_w=150,  # assumed
     max_power_limit_w=250,  # measured, kernel_tuner
     default_power_limit_w=250,  # measured, kernel_tuner
-    cap_settles_at_ratio=0.98,  # assumed: as measured on V100
     leakage_w_per_k=0.3,  # assumed: V100's ratio to the static power
     warm_celsius=55,  # assumed: training temperature at this power
-    ambient_celsius=35,  # assumed: as V100
-    thermal_k_per_w=0.104,  # assumed: as V100
     energy_update_s=0.1,  # read: A100
     power_update_s=0.02,  # assumed: as V100
 )
 
 A100_SXM = replace(
-    V100_SXM2,
+    A100_PCIE,
     key="a100-sxm",
     model_name="A100-SXM4-80GB (simulated)",
     min_sm_clock_mhz=210,  # read
@@ -183,12 +180,8 @@ A100_SXM = replace(
     knee_sm_clock_mhz=1104,  # measured: fit to Perseus GPT-3, energy MAPE 0.74 %, max 2.6 %
     max_voltage_ratio=1.213,  # measured, same fit
     static_power_w=34.6,  # measured, same fit
-    uncore_w_per_mhz=0.0,  # neglected in that fit
     typical_w_per_mhz=0.26,  # measured: 0.25 forward, 0.27 backward
     idle_power_w=52,  # assumed: between the PCIe board's 32 W and a context's
-    idle_sm_clock_mhz=210,  # assumed: lowest supported clock
-    blocking_power_w=83.64,  # read: Perseus, A100
-    is_blocking_power_published=True,
     min_power_limit_w=100,  # assumed
     max_power_limit_w=480,  # assumed: 475-480 W were drawn at 1410 MHz; the formula gives 500
     default_power_limit_w=480,  # assumed: as above
@@ -196,13 +189,10 @@ A100_SXM = replace(
     leakage_w_per_k=0.32,  # assumed: V100's ratio to the static power
     warm_celsius=65,  # assumed: training temperature at this power
     ambient_celsius=30,  # assumed
-    thermal_k_per_w=0.104,  # assumed: as V100
-    energy_update_s=0.1,  # read: A100
-    power_update_s=0.02,  # assumed: as V100
 )
 
 A40 = replace(
-    V100_SXM2,
+    A100_SXM,
     key="a40",
     model_name="A40-48GB (simulated)",
     min_sm_clock_mhz=210,  # read
@@ -212,26 +202,19 @@ A40 = replace(
     knee_sm_clock_mhz=954,  # measured: fit to Perseus GPT-3, energy MAPE 2.6 %, max 9 %: that run was capped
     max_voltage_ratio=1.295,  # measured, same fit
     static_power_w=63,  # measured, same fit; other jobs suggest 80
-    uncore_w_per_mhz=0.0,  # neglected in that fit
     typical_w_per_mhz=0.118,  # assumed: not identifiable; gives 300 W at 1440 MHz, where the measured run was capped
     idle_power_w=35,  # assumed: L40S deep idle
-    idle_sm_clock_mhz=210,  # assumed: lowest supported clock
     blocking_power_w=70.38,  # read: Perseus, A40
-    is_blocking_power_published=True,
     min_power_limit_w=100,  # measured, zeus sweeps
     max_power_limit_w=300,  # measured, zeus sweeps
     default_power_limit_w=300,  # measured, zeus sweeps
     cap_settles_at_ratio=1.0,  # measured, Perseus: near 300 W above about 1425-1450 MHz
     leakage_w_per_k=0.58,  # assumed: V100's ratio to the static power
     warm_celsius=60,  # assumed: training temperature at this power
-    ambient_celsius=30,  # assumed
-    thermal_k_per_w=0.104,  # assumed: as V100
-    energy_update_s=0.1,  # assumed: as A100
-    power_update_s=0.02,  # assumed: as V100
 )
 
 H100_SXM = replace(
-    V100_SXM2,
+    A100_PCIE,
     key="h100-sxm",
     model_name="H100-SXM5-80GB (simulated)",
     min_sm_clock_mhz=345,  # assumed: as H100 NVL, where it was read
@@ -241,7 +224,6 @@ H100_SXM = replace(
     knee_sm_clock_mhz=1300,  # assumed: no published training curve
     max_voltage_ratio=1.40,  # assumed
     static_power_w=95,  # assumed: loaded
-    uncore_w_per_mhz=0.0,  # assumed
     typical_w_per_mhz=0.17,  # assumed
     idle_power_w=70,  # assumed
     idle_sm_clock_mhz=345,  # assumed: as seen on one idle H200
@@ -250,13 +232,10 @@ H100_SXM = replace(
     min_power_limit_w=200,  # assumed
     max_power_limit_w=700,  # assumed
     default_power_limit_w=700,  # assumed
-    cap_settles_at_ratio=0.98,  # assumed: as measured on V100
     leakage_w_per_k=0.88,  # assumed: V100's ratio to the static power
     warm_celsius=65,  # assumed
     ambient_celsius=25,  # assumed
     thermal_k_per_w=0.07,  # assumed: 700 W at 74 degrees
-    energy_update_s=0.1,  # assumed: as A100
-    power_update_s=0.02,  # assumed: as V100
 )
 
 # Measured on one 700 W H200, driver 580.159; power by clock below the cap is assumed, since no clock was set.

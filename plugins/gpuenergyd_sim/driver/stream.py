@@ -130,8 +130,7 @@ class SimulatedStream:
 
     def launch(self, work: InstructionWork) -> None:
         """Put an instruction on the stream; waits only if too many are queued already."""
-        if self._nodes is not None:
-            self._nodes.append(partial(self.launch, work))
+        if self._is_stored(partial(self.launch, work)):
             return
         with self._changed:
             self._put(work)
@@ -140,8 +139,7 @@ class SimulatedStream:
 
     def wait_for(self, signals: StreamSignals, channel: int) -> None:
         """Make the stream wait for the next signal of a channel; the program does not wait."""
-        if self._nodes is not None:
-            self._nodes.append(partial(self.wait_for, signals, channel))
+        if self._is_stored(partial(self.wait_for, signals, channel)):
             return
         number = self._num_waits.get(channel, 0)
         self._num_waits[channel] = number + 1
@@ -150,8 +148,7 @@ class SimulatedStream:
 
     def send(self, signals: StreamSignals, channel: int) -> None:
         """Send a signal when the GPU has executed what was launched before."""
-        if self._nodes is not None:
-            self._nodes.append(partial(self.send, signals, channel))
+        if self._is_stored(partial(self.send, signals, channel)):
             return
         with self._changed:
             self._put(_Send(signals, channel))
@@ -167,19 +164,15 @@ class SimulatedStream:
         Raises:
             UsageError: the stream is being captured, and the event is not one of a graph.
         """
-        if self._nodes is not None:
-            if not isinstance(event, GraphEvent):
-                raise UsageError("an event that is recorded during a capture must be a GraphEvent")
-            self._nodes.append(partial(self.record, event))
-            return
-        if isinstance(event, GraphEvent):
-            with self._changed:
-                self._put(_Record(event, 0))
+        if self.is_capturing and not isinstance(event, GraphEvent):
+            raise UsageError("an event that is recorded during a capture must be a GraphEvent")
+        if self._is_stored(partial(self.record, event)):
             return
         with self._changed:
-            event.mono_ns = 0
-            number = self._event_numbers.get(id(event), 0) + 1
-            self._event_numbers[id(event)] = number
+            number = 0
+            if not isinstance(event, GraphEvent):
+                event.mono_ns = 0
+                number = self._event_numbers[id(event)] = self._event_numbers.get(id(event), 0) + 1
             self._put(_Record(event, number))
 
     def synchronize(self) -> None:
@@ -193,6 +186,12 @@ class SimulatedStream:
             self._is_closed = True
             self._changed.notify_all()
         self._thread.join(_CLOSE_LIMIT_S)
+
+    def _is_stored(self, launch: Callable[[], None]) -> bool:
+        """Store an operation as a node if a graph is being captured; return whether it is."""
+        if self._nodes is not None:
+            self._nodes.append(launch)
+        return self._nodes is not None
 
     def _put(self, operation: _Operation) -> None:
         self._operations.append(operation)

@@ -23,7 +23,7 @@ from typing import Any
 
 from gpuenergyd.errors import DriverError
 from gpuenergyd.gpu.process_identity import process_start_ticks, read_boot_id
-from gpuenergyd_sim.driver.device_model import NOTHING_PENDING, GpuState, advance, update_phase_ns
+from gpuenergyd_sim.driver.device_model import GpuState, advance, update_phase_ns
 from gpuenergyd_sim.driver.device_parameters import DeviceParameters
 
 MAX_PROCESSES = 8
@@ -230,34 +230,14 @@ def _new_record(model: DeviceParameters, index: int, seed: int, now_ns: int) -> 
     energy_j = 1000.0 * (1 + (seed * 37 + index * 11) % 97)
     state = GpuState(
         updated_ns=now_ns,
-        locked_mhz=0,
-        pending_mhz=NOTHING_PENDING,
-        pending_at_ns=0,
-        is_working=0,
-        is_occupied=0,
         shown_energy_at_ns=energy_at_ns,
         shown_power_at_ns=power_at_ns,
         random_state=(seed * 0x632BE59BD9B4E019 + index * 0x2545F4914F6CDD1D + 1) & ((1 << 64) - 1),
-        num_clock_sets=0,
-        work_ended_ns=0,
-        num_works_ended=0,
-        last_ended_ns=0,
-        before_last_ended_ns=0,
-        has_next_work=0,
-        stalled_until_ns=0,
-        power_profiles=0,
         energy_j=energy_j,
         celsius=model.warm_celsius,
         power_limit_w=model.default_power_limit_w,
-        work_memory_s=0.0,
-        work_compute_s=0.0,
-        work_w_per_mhz=0.0,
-        work_left_ratio=0.0,
         shown_energy_j=energy_j,
         shown_power_w=model.idle_power_w,
-        next_memory_s=0.0,
-        next_compute_s=0.0,
-        next_w_per_mhz=0.0,
         sampled_energy_j=energy_j,
         window_energy_j=energy_j,
     )

@@ -7,7 +7,6 @@ estimate, because no figure was found; its basis is given.
 from dataclasses import replace
 from enum import StrEnum
 
-from gpuenergyd.errors import UsageError
 from gpuenergyd_sim.driver.device_parameters import DeviceParameters
 
 
@@ -26,18 +25,6 @@ def parameters_in(kind: WorldKind, model: DeviceParameters) -> DeviceParameters:
             return model
         case WorldKind.UNKIND:
             return _unkind(model)
-
-
-def world_kind(text: str) -> WorldKind:
-    """Return the kind of world with this name.
-
-    Raises:
-        UsageError: there is none.
-    """
-    try:
-        return WorldKind(text)
-    except ValueError:
-        raise UsageError(f"no kind of simulated world {text!r}; valid: {', '.join(WorldKind)}") from None
 
 
 def _unkind(model: DeviceParameters) -> DeviceParameters:

@@ -61,11 +61,9 @@ class Evaluation:
     num_iterations: int
 
     def full_speed(self) -> Achieved:
-        """Return the job's energy and time at full speed."""
         return _achieved(self._run(_FullSpeed()))
 
     def result(self, name: str, policy: ClockPolicy, full_speed: Achieved) -> PolicyResult:
-        """Run a policy, and compare it with full speed and with the best plan."""
         run = self._run(policy)
         own = _achieved(run)
         return PolicyResult(

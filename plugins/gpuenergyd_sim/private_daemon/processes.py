@@ -35,7 +35,6 @@ class Child:
         return self.process.poll() is not None
 
     def log_tail(self) -> str:
-        """Return the last lines of the log, indented."""
         lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
         return "\n".join(f"  {line}" for line in lines)
 
@@ -90,7 +89,6 @@ class Children:
         return child
 
     def stop(self, child: Child) -> None:
-        """Terminate one child before the end of the block."""
         self._children.remove(child)
         self._terminate(child)
 

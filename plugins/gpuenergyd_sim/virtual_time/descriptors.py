@@ -69,6 +69,16 @@ def _virtual_select(readers: Any, writers: Any, others: Any, timeout: float | No
     return _select(readers, writers, others, 0)
 
 
+def _waiting(name: str, events: int) -> Any:
+    """Return a socket's method that waits in virtual time for events of its descriptor."""
+    blocking = getattr(_Socket, name)
+
+    def call(own: "Socket", *arguments: Any) -> Any:
+        return own._until_done(lambda: blocking(own, *arguments), events)  # noqa: SLF001  a method of that class
+
+    return call
+
+
 class Socket(_Socket):  # type: ignore[misc]  # the replaced class
     """A socket that waits in virtual time; the operating system's socket does not block."""
 
@@ -79,24 +89,19 @@ class Socket(_Socket):  # type: ignore[misc]  # the replaced class
         _kernel.current.process.sockets.add(self)
 
     def settimeout(self, value: float | None) -> None:
-        """Set the longest wait of calls."""
         self._limit_s = value
 
     def setblocking(self, flag: bool) -> None:  # noqa: FBT001  as the socket has it
-        """Set whether calls wait."""
         self._limit_s = None if flag else 0.0
 
     def gettimeout(self) -> float | None:
-        """Return the longest wait of calls."""
         return self._limit_s
 
     def getblocking(self) -> bool:
-        """Return whether calls wait."""
         return self._limit_s != 0.0
 
     @property
     def timeout(self) -> float | None:
-        """The longest wait of calls."""
         return self._limit_s
 
     def close(self) -> None:
@@ -110,23 +115,8 @@ class Socket(_Socket):  # type: ignore[misc]  # the replaced class
     def _accept(self) -> Any:
         return self._until_done(lambda: _Socket._accept(self), select.POLLIN)  # noqa: SLF001  `accept` calls it
 
-    def recv(self, *arguments: Any) -> bytes:
-        return self._until_done(lambda: _Socket.recv(self, *arguments), select.POLLIN)  # type: ignore[no-any-return]
-
-    def recv_into(self, *arguments: Any) -> int:
-        """Receive into a buffer."""
-        return self._until_done(lambda: _Socket.recv_into(self, *arguments), select.POLLIN)  # type: ignore[no-any-return]
-
-    def recvmsg(self, *arguments: Any) -> Any:
-        """Receive a message."""
-        return self._until_done(lambda: _Socket.recvmsg(self, *arguments), select.POLLIN)
-
-    def send(self, *arguments: Any) -> int:
-        return self._until_done(lambda: _Socket.send(self, *arguments), select.POLLOUT)  # type: ignore[no-any-return]
-
-    def sendmsg(self, *arguments: Any) -> int:
-        """Send a message."""
-        return self._until_done(lambda: _Socket.sendmsg(self, *arguments), select.POLLOUT)  # type: ignore[no-any-return]
+    recv, recv_into, recvmsg = (_waiting(name, select.POLLIN) for name in ("recv", "recv_into", "recvmsg"))
+    send, sendmsg = (_waiting(name, select.POLLOUT) for name in ("send", "sendmsg"))
 
     def sendall(self, data: Any, flags: int = 0) -> None:
         left = memoryview(data).cast("B")

@@ -152,7 +152,6 @@ class VirtualKernel:
     # The clock
 
     def read_mono_ns(self) -> int:
-        """Return the time of the virtual monotonic clock."""
         self.now_ns += READ_COST_NS
         return self.now_ns
 
@@ -263,7 +262,6 @@ class VirtualKernel:
             self._hub.switch()
 
     def sleep(self, time_s: float) -> None:
-        """Wait for a time in seconds."""
         self.wait(until_ns=self.now_ns + max(0, round(time_s * 1e9)))
 
     def record_write(self) -> None:

@@ -82,7 +82,6 @@ class RLock:
         self._count = 0
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002  as threading has it
-        """Acquire the lock; return whether that succeeded."""
         if self._owner is _kernel.current:
             self._count += 1
             return True
@@ -156,7 +155,6 @@ class Thread:
         return self._task is not None and self._task.is_alive
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for the end of the task."""
         if self._task is not None and self._task.is_alive:
             wait = _kernel.new_wait()
             self._task.ended.append(wait)
@@ -164,7 +162,6 @@ class Thread:
 
     @property
     def ident(self) -> int | None:
-        """The number of the task."""
         return None if self._task is None else self._task.ident
 
     native_id = ident
@@ -188,11 +185,9 @@ def _timer_class() -> Any:
             self._call = interval, function, args or (), kwargs or {}
 
         def cancel(self) -> None:
-            """Cancel the call."""
             self.finished.set()
 
         def run(self) -> None:
-            """Wait, then call the function unless the timer was cancelled."""
             interval, function, args, kwargs = self._call
             if not self.finished.wait(interval):
                 function(*args, **kwargs)

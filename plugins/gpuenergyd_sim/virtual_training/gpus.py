@@ -107,7 +107,6 @@ class VirtualGpus(ABC):
         return min(ceiling, fitting[0] if fitting else self.clocks_mhz[-1])
 
     def _profile_factors(self, r: int) -> tuple[float, float]:
-        """Return the factors of the GPU's power profile on time and power."""
         profiles = [own for apply_at, own in self.profiles if apply_at <= self.iteration_index]
         return self.power_profiles.get(profiles[-1].get(r, -1), (1.0, 1.0)) if profiles else (1.0, 1.0)
 
@@ -121,7 +120,6 @@ class VirtualGpus(ABC):
         return min(self.clock_now[r], self.ceilings[r])
 
     def _next_change_s(self, r: int) -> float:
-        """Return the time at which the next clock change takes effect."""
         return self.pending[r][0].effective_s if self.pending[r] else math.inf
 
     def _ask(self, r: int, asked_s: float, clock: int) -> None:

@@ -68,10 +68,9 @@ def test_a_perfect_forecast_saves_most_and_every_forecast_beats_constant_speed(r
 
 
 def test_forecasts_are_issued_every_hour_for_a_day(result: ZoneReplay) -> None:
-    assert result.forecasts is not None
-    assert result.forecasts.first_issued_at == REQUEST.train_until_at
-    assert len(result.forecasts.rows) == 20 * 24
-    assert {len(row) for row in result.forecasts.rows} == {24}
+    assert result.first_issued_at == REQUEST.train_until_at
+    assert len(result.forecasts) == 20 * 24
+    assert {len(row) for row in result.forecasts} == {24}
 
 
 def test_the_same_seed_draws_the_same_jobs() -> None:

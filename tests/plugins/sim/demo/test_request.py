@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.errors import UsageError
 from gpuenergyd_sim.demo.grid import DemoGrid
-from gpuenergyd_sim.demo.request import DemoRequest, check_request
+from gpuenergyd_sim.demo.request import DemoRequest
+from gpuenergyd_sim.demo.virtual_files import VirtualFiles
+from gpuenergyd_sim.driver.world_kinds import WorldKind
 
 REQUEST = DemoRequest(
     driver="simulated", num_gpus=4, gpu_model="a100-sxm", num_microbatches=8, baseline_iterations=10,
@@ -88,25 +89,19 @@ def test_the_reason_for_no_plan_is_that_of_the_daemon() -> None:
     )
 
 
-def test_a_request_survives_its_file() -> None:
-    followed = replace(REQUEST, grid=DemoGrid("synthetic", 30.0, 12), kills_worker_after_s=5.0)
+@pytest.mark.parametrize("grid", [None, DemoGrid("synthetic", 30.0, 12)])
+def test_a_request_survives_its_file(grid: DemoGrid | None, tmp_path: Path) -> None:
+    request = replace(REQUEST, grid=grid, kills_worker_after_s=5.0, simulation=WorldKind.KIND)
+    files = VirtualFiles(tmp_path)
+    files.write_request(request)
 
-    assert DemoRequest.from_json(REQUEST.to_json()) == REQUEST
-    assert DemoRequest.from_json(followed.to_json()) == followed
+    assert files.read_request() == request
+    assert files.read_request().gpus == "4 ideal simulated a100-sxm GPUs"
 
 
 @pytest.mark.parametrize(
-    ("driver", "simulation", "gpus"),
-    [
-        ("simulated", "unkind", "4 simulated a100-sxm GPUs (late clocks, slow reads, stalls)"),
-        ("simulated", "kind", "4 ideal simulated a100-sxm GPUs"),
-        ("nvml", "unkind", "4 simulated GPUs"),
-    ],
+    ("driver", "gpus"),
+    [("simulated", "4 simulated a100-sxm GPUs (late clocks, slow reads, stalls)"), ("nvml", "4 simulated GPUs")],
 )
-def test_the_demo_says_how_its_gpus_behave(driver: str, simulation: str, gpus: str) -> None:
-    assert replace(REQUEST, driver=driver, simulation=simulation).gpus == gpus
-
-
-def test_an_unknown_behavior_of_the_gpus_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no kind of simulated world 'nice'; valid: kind, unkind"):
-        check_request(replace(REQUEST, simulation="nice"), tmp_path / "report.html")
+def test_the_demo_says_how_its_gpus_behave(driver: str, gpus: str) -> None:
+    assert replace(REQUEST, driver=driver).gpus == gpus

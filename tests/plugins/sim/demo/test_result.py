@@ -7,14 +7,12 @@ import pytest
 
 from gpuenergyd.report.job import job_reports
 from gpuenergyd.store import JobSummary, open_history
-from gpuenergyd_sim.demo.request import DemoRequest
 from gpuenergyd_sim.demo.result import result_sentence
+from gpuenergyd_sim.driver.world_kinds import WorldKind
+from tests.plugins.sim.demo import test_request
 from tests.support.sample_history import write_sample_history
 
-REQUEST = DemoRequest(
-    driver="simulated", num_gpus=4, gpu_model="a100-sxm", num_microbatches=8, baseline_iterations=10,
-    tuned_iterations=12, policy="bubble-aware", max_slowdown_ratio=0.0, seed=0, time_limit_s=600.0, simulation="kind",
-)  # fmt: skip
+REQUEST = replace(test_request.REQUEST, simulation=WorldKind.KIND)
 
 
 @pytest.fixture(scope="module")

@@ -27,11 +27,9 @@ class Clock:
         self._lock = threading.Lock()
 
     def mono_ns(self) -> int:
-        """Return the present instant."""
         return self.now_ns
 
     def sleep(self, time_s: float) -> None:
-        """Let time pass."""
         with self._lock:
             self.now_ns += round(time_s * 1e9)
 

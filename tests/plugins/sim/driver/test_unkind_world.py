@@ -8,40 +8,25 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.errors import UsageError
 from gpuenergyd_sim.driver.device_model import InstructionWork
 from gpuenergyd_sim.driver.device_parameters import A100_SXM, MODELS, DeviceParameters
 from gpuenergyd_sim.driver.host import SimulatedHost
 from gpuenergyd_sim.driver.world import create_world
-from gpuenergyd_sim.driver.world_kinds import WorldKind, parameters_in, world_kind
+from gpuenergyd_sim.driver.world_kinds import WorldKind, parameters_in
+from tests.support.virtual_time import VirtualTime
 
 MS = 1_000_000
 EXACT = replace(A100_SXM, time_noise_ratio=0.0, call_sigma=0.0, call_outlier_ratio=0.0)
 WORK = InstructionWork(memory_time_s=0.1, compute_time_s=0.0, power_coefficient_w_per_mhz=0.2)
 
 
-class Clock:
-    """Virtual time, which passes while somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now_ns = 1_000_000 * MS
-
-    def mono_ns(self) -> int:
-        """Return the present instant."""
-        return self.now_ns
-
-    def sleep(self, time_s: float) -> None:
-        """Let time pass."""
-        self.now_ns += round(time_s * 1e9)
+@pytest.fixture
+def clock() -> VirtualTime:
+    return VirtualTime()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def host_of(tmp_path: Path, clock: Clock) -> Iterator[Callable[[DeviceParameters], SimulatedHost]]:
+def host_of(tmp_path: Path, clock: VirtualTime) -> Iterator[Callable[[DeviceParameters], SimulatedHost]]:
     opened: list[SimulatedHost] = []
 
     def make(model: DeviceParameters) -> SimulatedHost:
@@ -59,7 +44,7 @@ def uuid_of(host: SimulatedHost) -> str:
     return host.identities()[0].gpu_uuid
 
 
-def test_reads_take_their_time_and_are_dated_to_the_middle_of_the_call(host_of: Any, clock: Clock) -> None:
+def test_reads_take_their_time_and_are_dated_to_the_middle_of_the_call(host_of: Any, clock: VirtualTime) -> None:
     host = host_of(replace(EXACT, read_s=0.004))
     begin_ns = clock.now_ns
     energy = host.read_energy(uuid_of(host))
@@ -70,7 +55,7 @@ def test_reads_take_their_time_and_are_dated_to_the_middle_of_the_call(host_of: 
     assert (reading.read_mono_ns - begin_ns, clock.now_ns - begin_ns) == (2 * MS, 16 * MS)
 
 
-def test_a_list_of_processes_takes_its_time(host_of: Any, clock: Clock) -> None:
+def test_a_list_of_processes_takes_its_time(host_of: Any, clock: VirtualTime) -> None:
     host = host_of(replace(EXACT, process_list_s=0.005))
     begin_ns = clock.now_ns
     host.process_ids(uuid_of(host))
@@ -79,7 +64,9 @@ def test_a_list_of_processes_takes_its_time(host_of: Any, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(("stall_s", "took_s"), [(0.0, 0.1), (0.003, 0.103)])
-def test_a_set_call_stalls_the_running_instruction(host_of: Any, clock: Clock, stall_s: float, took_s: float) -> None:
+def test_a_set_call_stalls_the_running_instruction(
+    host_of: Any, clock: VirtualTime, stall_s: float, took_s: float
+) -> None:
     host = host_of(replace(EXACT, set_stall_s=stall_s))
     begin_ns = clock.now_ns
     host.begin_work(uuid_of(host), WORK)
@@ -100,7 +87,7 @@ def test_a_clock_is_reported_before_it_takes_effect(host_of: Any) -> None:
     assert host.remaining_s(gpu_uuid) == pytest.approx(left_s)  # it still runs at 1410 MHz
 
 
-def settle_times_s(host: SimulatedHost, clock: Clock, sm_clock_mhz: int, count: int) -> list[float]:
+def settle_times_s(host: SimulatedHost, clock: VirtualTime, sm_clock_mhz: int, count: int) -> list[float]:
     gpu_uuid = uuid_of(host)
     times_s = []
     for _ in range(count):
@@ -116,7 +103,7 @@ def settle_times_s(host: SimulatedHost, clock: Clock, sm_clock_mhz: int, count: 
 
 
 @pytest.mark.thorough
-def test_settling_has_tails_and_a_median_of_its_own_at_each_target(host_of: Any, clock: Clock) -> None:
+def test_settling_has_tails_and_a_median_of_its_own_at_each_target(host_of: Any, clock: VirtualTime) -> None:
     tails: Any = {"settle_tail_ratio": 0.05, "settle_tail_min_s": 0.2, "settle_tail_max_s": 0.4}
     host = host_of(replace(EXACT, settle_mean_s=0.01, settle_target_spread=1.0, **tails))
     by_target = {mhz: sorted(settle_times_s(host, clock, mhz, 150)) for mhz in (705, 900, 1095)}
@@ -129,7 +116,9 @@ def test_settling_has_tails_and_a_median_of_its_own_at_each_target(host_of: Any,
 
 
 @pytest.mark.parametrize("ratio", [0.25, 0.5])
-def test_a_part_time_sensor_sees_what_happens_in_its_window_only(host_of: Any, clock: Clock, ratio: float) -> None:
+def test_a_part_time_sensor_sees_what_happens_in_its_window_only(
+    host_of: Any, clock: VirtualTime, ratio: float
+) -> None:
     """Work in the first half of each period: a sensor that works in its last quarter or half sees none of it."""
     model = replace(EXACT, energy_sampled_ratio=ratio, leakage_w_per_k=0.0, energy_update_s=0.1)
     host = host_of(model)
@@ -150,7 +139,7 @@ def test_a_part_time_sensor_sees_what_happens_in_its_window_only(host_of: Any, c
     assert seen_j == pytest.approx(model.idle_power_w * 1.0, rel=0.25)
 
 
-def test_a_part_time_sensor_is_exact_under_a_constant_load(host_of: Any, clock: Clock) -> None:
+def test_a_part_time_sensor_is_exact_under_a_constant_load(host_of: Any, clock: VirtualTime) -> None:
     host = host_of(replace(EXACT, energy_sampled_ratio=0.25, leakage_w_per_k=0.0))
     gpu_uuid = uuid_of(host)
     host.begin_work(gpu_uuid, InstructionWork(0.0, 100.0, 0.2))
@@ -173,9 +162,3 @@ def test_every_model_has_an_unkind_variant_that_differs_only_in_its_driver(key: 
     assert unkind.settle_tail_max_s > unkind.settle_tail_min_s > 0
     assert math.isclose(unkind.typical_w_per_mhz, model.typical_w_per_mhz)
     assert unkind.supported_sm_clocks_mhz == model.supported_sm_clocks_mhz
-
-
-def test_an_unknown_kind_of_world_is_refused_with_the_valid_ones() -> None:
-    assert world_kind("unkind") is WorldKind.UNKIND
-    with pytest.raises(UsageError, match="'nice'; valid: kind, unkind"):
-        world_kind("nice")
