@@ -18,6 +18,7 @@ _PACKAGES = {
 PUBLIC_MODULES = {
     "For training programs": (
         "gpuenergyd.client.loop",
+        "gpuenergyd.client.figures",
         "gpuenergyd_trainers.torch_pipelining",
         "gpuenergyd_trainers.torch_inflight",
         "gpuenergyd_trainers.deepspeed",

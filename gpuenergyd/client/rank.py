@@ -42,7 +42,7 @@ from gpuenergyd.client.timing.replays import CapturedInstructions
 from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 from gpuenergyd.core.pipeline.timetable import ONE_CLOCK, TIMETABLE
 from gpuenergyd.wire import PROTOCOL_VERSION
-from gpuenergyd.wire.messages import OrderRow, RankRegistration
+from gpuenergyd.wire.messages import JobFigures, OrderRow, RankRegistration
 
 logger = logging.getLogger("gpuenergyd.client")
 _RELEASE_LIMIT_NS = 1_000_000_000
@@ -263,6 +263,11 @@ class RankClient:
     def power_per_gpu_w(self) -> float | None:
         """Mean power per GPU in the job's newest measured iteration, in W; None before the first."""
         return self._reporter.power_per_gpu_w if self._reporter is not None else None
+
+    @property
+    def figures(self) -> JobFigures | None:
+        """The job's measured figures as the daemon last sent them; None before the first."""
+        return self._reporter.figures if self._reporter is not None else None
 
     @property
     def may_reorder(self) -> bool:

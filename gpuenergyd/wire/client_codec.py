@@ -7,6 +7,7 @@ from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.messages import (
     IterationReply,
     IterationReport,
+    JobFigures,
     PlanSlice,
     RankRegistered,
     RankRegistration,
@@ -81,9 +82,15 @@ def decode_iteration_reply(body: bytes) -> IterationReply:
             power_per_gpu_w=_number(reply.get("power_per_gpu_w")),
             takes_several=bool(reply.get("takes_several")),
             takes_untimed=bool(reply.get("takes_untimed")),
+            figures=_figures(reply.get("figures")),
         )
     except (TypeError, KeyError, ValueError) as error:
         raise ProtocolError(f"reply to an iteration report: {error!r}") from None
+
+
+def _figures(value: Any) -> JobFigures | None:
+    """Return the figures that this version knows."""
+    return value and JobFigures(**{name: value[name] for name in JobFigures.__dataclass_fields__ if name in value})
 
 
 def _number(value: Any) -> float | None:

@@ -143,6 +143,29 @@ class PlanSlice:
 
 
 @dataclass(frozen=True, slots=True)
+class JobFigures:
+    """Measured figures of a rank's job, for the program's own log; None where not known yet.
+
+    Energy and power are those of all the job's GPUs. Iterations without measured energy are left out.
+    """
+
+    phase: str = ""
+    iteration_energy_j: float | None = None
+    """Mean energy of the iterations since the previous figures."""
+    power_w: float | None = None
+    """Mean power in these iterations."""
+    energy_j: float | None = None
+    """Energy of all iterations so far."""
+    saving_ratio: float | None = None
+    saving_low_ratio: float | None = None
+    """The ends of the 95 % interval of the saving."""
+    saving_high_ratio: float | None = None
+    slowdown_ratio: float | None = None
+    cost_s: float | None = None
+    """Time that the daemon has cost the training so far."""
+
+
+@dataclass(frozen=True, slots=True)
 class IterationReply:
     """Plans that are new to the rank, oldest first; a plan may be repeated, because replies can be lost.
 
@@ -158,6 +181,8 @@ class IterationReply:
     """Whether one message may be an array of reports of this rank, in order."""
     takes_untimed: bool = False
     """Whether the daemon needs no instruction times in most iterations."""
+    figures: JobFigures | None = None
+    """The job's figures if they are newer than those that the rank has received."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import gpuenergyd
 from gpuenergyd.client.environment import find_gpu_uuid, missing_gpu_reason
+from gpuenergyd.client.figures import numbers_of
 from gpuenergyd.client.loop import LoopJob, unmarked_job
 from gpuenergyd.client.phases.step_cycle import STEPS_WITHOUT_CYCLE, StepCycle, StepTurn
 from gpuenergyd.client.rank import has_clients
@@ -88,6 +89,10 @@ class StepMarks:
         iteration, self._iteration = self._iteration, None
         if iteration is not None:
             iteration.__exit__(None, None, None)
+
+    def numbers(self, price_per_kwh: float | None) -> dict[str, float]:
+        """Return the measured figures of the job that a tracker can draw."""
+        return numbers_of(self._job.metrics(price_per_kwh=price_per_kwh))
 
     def pause(self) -> None:
         """Suspend the job, e.g. for an evaluation or a checkpoint."""

@@ -36,6 +36,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.daemon.gpus.inventory import Gpu, utc_at
 from gpuenergyd.daemon.jobs.audit_log import DAEMON, AuditLog
+from gpuenergyd.daemon.jobs.figures import JobTotals
 from gpuenergyd.daemon.jobs.iterations import IterationObserver, IterationRecorder
 from gpuenergyd.daemon.jobs.leases import JobLeases, LeasesSnapshot
 from gpuenergyd.daemon.jobs.past_jobs import JobRuns
@@ -74,6 +75,7 @@ class RunnerSnapshot:
     timeline: tuple[int, tuple[ObservedSpan, ...]] | None
     power_limits: PlanSettingSnapshot = field(default_factory=PlanSettingSnapshot)
     power_profiles: PlanSettingSnapshot = field(default_factory=PlanSettingSnapshot)
+    totals: JobTotals = field(default_factory=JobTotals)
 
 
 @dataclass(slots=True)
@@ -314,8 +316,7 @@ class JobRunner:
     async def idle(self, limit_s: float) -> None:
         """Wait, up to a time limit, until all queued commands are executed."""
         joined = asyncio.create_task(self._commands.join())
-        running = set() if self._task is None else {self._task}
-        await asyncio.wait({joined, *running}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({joined, self._task or joined}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         joined.cancel()
 
     async def pause(self, limit_s: float) -> RunnerSnapshot:
@@ -331,6 +332,7 @@ class JobRunner:
             timeline=self.recorder.timeline,
             power_limits=self.power_limits.snapshot(),
             power_profiles=self.power_profiles.snapshot(),
+            totals=self.recorder.figures.totals,
         )
 
     def restore(self, snapshot: RunnerSnapshot) -> None:
@@ -338,7 +340,7 @@ class JobRunner:
         self.created_mono_ns, self.last_report_mono_ns = snapshot.created_mono_ns, snapshot.last_report_mono_ns
         self.delivery.restore(snapshot.delivery)
         self.leases.take_over(snapshot.leases)
-        self.recorder.timeline = snapshot.timeline
+        self.recorder.timeline, self.recorder.figures.totals = snapshot.timeline, snapshot.totals
         self.power_limits.restore(snapshot.power_limits)
         self.power_profiles.restore(snapshot.power_profiles)
         self.plans.resume(self.job.current_plan)
