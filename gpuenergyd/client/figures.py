@@ -6,6 +6,7 @@
 | `iteration_energy_j`, `power_w` | mean energy per iteration and mean power of the job's GPUs in the last seconds |
 | `energy_j`, `cost` | energy of all measured iterations so far, and its cost at the given price |
 | `saving_ratio`, `saving_low_ratio`, `saving_high_ratio` | measured energy saving with its 95 % interval |
+| `num_tokens`, `tokens_per_j` | tokens so far, and tokens per joule in the last seconds, if the program reports them |
 | `slowdown_ratio`, `cost_s` | measured slowdown, and the time that the daemon has cost the training so far |
 
 A value is None until it has been measured. Trackers draw numbers only, so `numbers_of` gives the state as the position

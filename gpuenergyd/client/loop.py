@@ -87,11 +87,18 @@ class LoopJob:
         self.has_given_way = True
         self._leave(shall_wait=True)
 
-    def iteration(self) -> AbstractContextManager[None]:
-        """Return a context manager around one iteration."""
+    def iteration(self, *, num_tokens: int | None = None) -> AbstractContextManager[None]:
+        """Return a context manager around one iteration, in which this process handles so many tokens (or samples)."""
         client = self._client
-        is_joined = client is not None and not client.is_unheard
-        return self._marks if is_joined or self.join() else _NOT_FOLLOWED
+        if (client is None or client.is_unheard) and not self.join():
+            return _NOT_FOLLOWED
+        self.set_num_tokens(num_tokens)
+        return self._marks
+
+    def set_num_tokens(self, num_tokens: int | None) -> None:
+        """Set the number of tokens of the current iteration, where it is known only at the end."""
+        if self._client is not None:
+            self._client.num_tokens = num_tokens
 
     def metrics(self, *, price_per_kwh: float | None = None) -> Metrics:
         """Return the job's measured figures for the program's own log; see `gpuenergyd.client.figures`."""

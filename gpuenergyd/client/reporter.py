@@ -86,6 +86,7 @@ class FinishedIteration(NamedTuple):
     client_cost_s: float | None = None
     is_in_order: bool | None = None
     true_clocks: tuple[TrueClockRow, ...] = ()
+    num_tokens: int | None = None
 
 
 _Reportable: TypeAlias = tuple[FinishedIteration, IterationTimes]
@@ -289,6 +290,7 @@ class Reporter:
                 client_cost_s=iteration.client_cost_s,
                 is_in_order=iteration.is_in_order,
                 true_clocks=iteration.true_clocks,
+                num_tokens=iteration.num_tokens,
             )
         )
 

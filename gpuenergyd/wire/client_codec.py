@@ -34,6 +34,7 @@ def encode_iteration(report: IterationReport) -> bytes:
     cost = "null" if report.client_cost_s is None else f"{report.client_cost_s:.9f}"
     in_order = "" if report.is_in_order is None else f',"is_in_order":{str(report.is_in_order).lower()}'
     clocks = f',"true_clocks":{_to_json(report.true_clocks)}' if report.true_clocks else ""
+    tokens = "" if report.num_tokens is None else f',"num_tokens":{report.num_tokens}'
     return (
         f'{{"rank_token":"{report.rank_token}","iteration_index":{report.iteration_index},'
         f'"plan_epoch":{report.plan_epoch},"begin_mono_ns":{report.begin_mono_ns},"end_mono_ns":{report.end_mono_ns},'
@@ -41,7 +42,7 @@ def encode_iteration(report: IterationReport) -> bytes:
         f'"num_records_dropped":{report.num_records_dropped},"num_client_errors":{report.num_client_errors},'
         f'"launched_iteration_index":{report.launched_iteration_index},"captured":{_text(report.captured)},'
         f'"memory_bytes":[{",".join(map(str, report.memory_bytes))}],'
-        f'"reorder_refusal":{_text(report.reorder_refusal)},"client_cost_s":{cost}{in_order}{clocks}}}'
+        f'"reorder_refusal":{_text(report.reorder_refusal)},"client_cost_s":{cost}{in_order}{clocks}{tokens}}}'
     ).encode()
 
 

@@ -123,6 +123,8 @@ class IterationReport:
     plan or registration in that order. None if `instructions` lists all that ran."""
     true_clocks: tuple[TrueClockRow, ...] = ()
     """Clocks that the GPU itself has counted since the last report, where the program permits it."""
+    num_tokens: int | None = None
+    """Tokens (or samples) that the job processed in this iteration; None if the program does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,10 @@ class JobFigures:
     slowdown_ratio: float | None = None
     cost_s: float | None = None
     """Time that the daemon has cost the training so far."""
+    num_tokens: int | None = None
+    """Tokens of all iterations that report them and have measured energy."""
+    tokens_per_j: float | None = None
+    """Tokens per joule in such iterations since the previous figures."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import gpuenergyd
 from gpuenergyd.client.figures import STATES, metrics_of, numbers_of
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.wire.messages import JobFigures
-from tests.client.fake_daemon import FakeDaemon
+from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
 from tests.support.waiting import wait_until
 
 FIGURES = {"phase": "tuned", "iteration_energy_j": 812.5, "power_w": 290.0, "energy_j": 7.2e6, "from_later_version": 1}
@@ -49,3 +49,15 @@ def test_a_loop_reads_what_the_daemon_last_sent_even_after_its_end(tmp_path: Pat
     assert set(before.values()) == {None}
     assert (after["state"], after["iteration_energy_j"], after["power_w"]) == ("tuned", 812.5, 290.0)
     assert daemon.num_messages == num_messages
+
+
+def test_each_report_has_the_tokens_of_its_own_iteration(tmp_path: Path) -> None:
+    with FakeDaemon(tmp_path) as daemon:
+        with gpuenergyd.job("loop", gpu_uuid="GPU-1", socket_path=daemon.socket_path, phases=False) as job:
+            for num_tokens in (100, None, 300):
+                with job.iteration(num_tokens=num_tokens):
+                    pass
+        daemon.releases.get(timeout=WAIT_LIMIT_S)
+        reports = [daemon.reports.get(timeout=WAIT_LIMIT_S) for _ in range(3)]
+
+    assert [report.get("num_tokens") for report in reports] == [100, None, 300]

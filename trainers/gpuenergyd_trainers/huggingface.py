@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 from typing import Any
 
+from gpuenergyd.client.environment import find_rank
 from gpuenergyd.errors import UsageError
 from gpuenergyd_trainers.loop import StepMarks
 
@@ -20,16 +21,28 @@ class _Hooks:
     def __init__(self, job: str | None = None, *, price_per_kwh: float | None = None, **options: Any) -> None:
         super().__init__()
         self._price_per_kwh = price_per_kwh
+        self._tokens_seen = 0
         self._marks = StepMarks(job, **options)
+
+    def on_train_begin(self, _args: Any, state: Any, _control: Any, **__: Any) -> None:
+        self._tokens_seen = state.num_input_tokens_seen
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self._marks.begin()
 
-    def on_step_end(self, _args: Any, _state: Any, control: Any, **__: Any) -> None:
-        self._marks.end()
+    def on_step_end(self, _args: Any, state: Any, control: Any, **__: Any) -> None:
+        self._marks.end(self._num_tokens(state))
         # The Trainer's own callbacks have already decided whether an evaluation or a checkpoint follows this step.
         if control.should_evaluate or control.should_save:
             self._marks.pause()
+
+    def _num_tokens(self, state: Any) -> int | None:
+        """Return this process's share of the tokens of a step; None unless the Trainer counts them for all processes.
+
+        It counts only with `include_num_input_tokens_seen`.
+        """
+        before, self._tokens_seen = self._tokens_seen, state.num_input_tokens_seen
+        return round((self._tokens_seen - before) / find_rank()[1]) or None
 
     def add_figures(self, state: Any, logs: dict[str, Any]) -> None:
         """Add the job's figures to what the Trainer logs of its training."""

@@ -84,10 +84,11 @@ class StepMarks:
         self._iteration = self._job.iteration()
         self._iteration.__enter__()
 
-    def end(self) -> None:
-        """End the iteration."""
+    def end(self, num_tokens: int | None = None) -> None:
+        """End the iteration, in which this process has handled so many tokens."""
         iteration, self._iteration = self._iteration, None
         if iteration is not None:
+            self._job.set_num_tokens(num_tokens)
             iteration.__exit__(None, None, None)
 
     def numbers(self, price_per_kwh: float | None) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """The measured figures of a job that its ranks can write into the training's own log."""
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.measurement.observation import IterationObservation
@@ -17,6 +17,13 @@ class JobTotals:
     num_iterations: int = 0
     time_s: float = 0.0
     energy_j: float = 0.0
+    num_tokens: int = 0
+    tokens_energy_j: float = 0.0
+    """Energy of the iterations with a known number of tokens."""
+
+    @property
+    def tokens_per_j(self) -> float | None:
+        return self.num_tokens / self.tokens_energy_j if self.tokens_energy_j > 0 else None
 
     def plus(self, observation: IterationObservation) -> "JobTotals":
         """Return the sums with one more iteration, unless its energy is unknown.
@@ -26,7 +33,13 @@ class JobTotals:
         energy_j = observation.energy_j
         if energy_j is None:
             return self
-        return JobTotals(self.num_iterations + 1, self.time_s + observation.iteration_time_s, self.energy_j + energy_j)
+        num_tokens = observation.num_tokens or 0
+        added = JobTotals(1, observation.iteration_time_s, energy_j, num_tokens, energy_j if num_tokens else 0.0)
+        return JobTotals(*(own + new for own, new in zip(astuple(self), astuple(added), strict=True)))
+
+    def since(self, before: "JobTotals") -> "JobTotals":
+        """Return the sums over the iterations since earlier sums."""
+        return JobTotals(*(own - old for own, old in zip(astuple(self), astuple(before), strict=True)))
 
 
 @dataclass(slots=True)
@@ -48,18 +61,20 @@ class FiguresOfJob:
         return self._newest
 
     def _new(self, last: JobFigures) -> JobFigures:
-        totals, before, self._before = self.totals, self._before, self.totals
-        num_new, energy_j = totals.num_iterations - before.num_iterations, totals.energy_j - before.energy_j
+        totals, new = self.totals, self.totals.since(self._before)
+        self._before = totals
         estimate, account = self.job.estimate(), self.job.account
         saving, slowdown = estimate.ratios if estimate else (None, None)
         return JobFigures(
             phase=self.job.phase,
-            iteration_energy_j=energy_j / num_new if num_new else last.iteration_energy_j,
-            power_w=energy_j / (totals.time_s - before.time_s) if num_new else last.power_w,
+            iteration_energy_j=new.energy_j / new.num_iterations if new.num_iterations else last.iteration_energy_j,
+            power_w=new.energy_j / new.time_s if new.num_iterations else last.power_w,
             energy_j=totals.energy_j if totals.num_iterations else None,
             saving_ratio=saving.estimate if saving else None,
             saving_low_ratio=saving.low if saving else None,
             saving_high_ratio=saving.high if saving else None,
             slowdown_ratio=slowdown.estimate if slowdown else None,
             cost_s=account.cost_s if account else None,
+            num_tokens=totals.num_tokens or None,
+            tokens_per_j=new.tokens_per_j or last.tokens_per_j,
         )

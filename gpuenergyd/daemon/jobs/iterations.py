@@ -3,7 +3,7 @@
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpuenergyd.core.job.description import JobRanks
 from gpuenergyd.core.job.issued_plans import MAX_PLANS_KEPT
@@ -181,7 +181,9 @@ class IterationRecorder:
         job = self.runner.job
         record = estimate_record(self.runner.job_id, job.estimate(), job.account)
         if record is not None:
-            self.history.write(record)
+            totals = self.figures.totals
+            tokens = (totals.num_tokens, totals.tokens_energy_j) if totals.num_tokens else (None, None)
+            self.history.write(replace(record, num_tokens=tokens[0], tokens_energy_j=tokens[1]))
 
 
 ESTIMATE_EVERY_NS = 2_000_000_000

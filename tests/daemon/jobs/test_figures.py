@@ -9,8 +9,8 @@ from gpuenergyd.daemon.jobs.figures import FIGURES_EVERY_NS, FiguresOfJob, JobTo
 from gpuenergyd.wire.messages import JobFigures
 
 
-def iteration(time_s: float, energy_j: float | None) -> IterationObservation:
-    return IterationObservation(1, None, time_s, (), (RankEnergy(0, time_s, energy_j, ()),))
+def iteration(time_s: float, energy_j: float | None, num_tokens: int | None = None) -> IterationObservation:
+    return IterationObservation(1, None, time_s, (), (RankEnergy(0, time_s, energy_j, ()),), num_tokens=num_tokens)
 
 
 def figures_of(*, saving: MeasuredSaving | None = None) -> FiguresOfJob:
@@ -37,6 +37,19 @@ def test_figures_are_means_since_the_previous_ones_and_totals() -> None:
 
 def test_an_iteration_without_energy_is_in_no_figure() -> None:
     assert JobTotals().plus(iteration(1.0, None)) == JobTotals()
+
+
+def test_tokens_count_in_iterations_that_report_them_and_have_energy() -> None:
+    figures = figures_of()
+    for energy_j, num_tokens in ((100.0, 4000), (100.0, None), (None, 4000), (60.0, 4000)):
+        figures.totals = figures.totals.plus(iteration(0.5, energy_j, num_tokens))
+    first = figures.at(1)
+    figures.totals = figures.totals.plus(iteration(0.5, 40.0, 4000))
+    second = figures.at(1 + FIGURES_EVERY_NS)
+
+    assert (first.num_tokens, first.tokens_per_j) == (8000, 50.0)
+    assert (second.num_tokens, second.tokens_per_j) == (12000, 100.0)
+    assert figures.totals.tokens_per_j == 60.0
 
 
 def test_a_saving_has_its_interval() -> None:
