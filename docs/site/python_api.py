@@ -19,6 +19,7 @@ PUBLIC_MODULES = {
     "For training programs": (
         "gpuenergyd.client.loop",
         "gpuenergyd.client.figures",
+        "gpuenergyd.energy_windows.window",
         "gpuenergyd_trainers.torch_pipelining",
         "gpuenergyd_trainers.torch_inflight",
         "gpuenergyd_trainers.deepspeed",

@@ -29,8 +29,9 @@ def metrics_of(figures: JobFigures | None, *, price_per_kwh: float | None = None
     """Return all figures by name."""
     found = figures or JobFigures()
     metrics: Metrics = {"state": found.phase or None, **{name: getattr(found, name) for name in _NAMES}}
-    is_priced = price_per_kwh is not None and found.energy_j is not None
-    metrics["cost"] = price_per_kwh * found.energy_j / _J_PER_KWH if is_priced else None
+    metrics["cost"] = None
+    if price_per_kwh is not None and found.energy_j is not None:
+        metrics["cost"] = price_per_kwh * found.energy_j / _J_PER_KWH
     return metrics
 
 

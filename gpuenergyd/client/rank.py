@@ -636,8 +636,8 @@ class RankClient:
             recorded.free()
 
     def _report(self, ended: _Ended) -> None:
-        recorded, iteration_index, plan_epoch, captured, is_in_order, num_dropped, num_errors, *rest = ended
-        true_clocks, num_tokens = rest
+        recorded, iteration_index, plan_epoch, captured, is_in_order, num_dropped, num_errors = ended[:7]
+        true_clocks, num_tokens = ended[7:]
         times = recorded.times()
         recorded.free()
         if self._reporter is None:  # its daemon has gone meanwhile

@@ -41,6 +41,13 @@ class JobTotals:
         """Return the sums over the iterations since earlier sums."""
         return JobTotals(*(own - old for own, old in zip(astuple(self), astuple(before), strict=True)))
 
+    def status_fields(self) -> dict[str, float | None]:
+        return {
+            "total_energy_j": self.energy_j,
+            "num_tokens": self.num_tokens or None,
+            "tokens_per_j": self.tokens_per_j,
+        }
+
 
 @dataclass(slots=True)
 class FiguresOfJob:
