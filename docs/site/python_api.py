@@ -18,6 +18,8 @@ _PACKAGES = {
 PUBLIC_MODULES = {
     "For training programs": (
         "gpuenergyd.client.loop",
+        "gpuenergyd.client.figures",
+        "gpuenergyd.energy_windows.window",
         "gpuenergyd_trainers.torch_pipelining",
         "gpuenergyd_trainers.torch_inflight",
         "gpuenergyd_trainers.deepspeed",

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gpuenergyd.client.environment import find_gpu_uuid, find_rank, find_run_key
+from gpuenergyd.client.figures import Metrics, metrics_of
 from gpuenergyd.client.lookout import DaemonLookout
 from gpuenergyd.client.loop_exchange import start_loop_exchange
 from gpuenergyd.client.phases.marks import MAX_PHASES, PhaseMarks
@@ -17,6 +18,7 @@ from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.client.timing.cuda import loaded_cuda_device
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import InstructionTimer
+from gpuenergyd.wire.messages import JobFigures
 
 _TRIES_TO_FIND_GPU = 3
 _NOT_FOLLOWED: AbstractContextManager[None] = nullcontext()
@@ -52,6 +54,8 @@ class LoopJob:
         self._marks = PhaseMarks(cycle=cycle)
         self._hooks: TorchPhases | None = None
         self._client: RankClient | None = None
+        self._last_figures: JobFigures | None = None
+        """Those of the client that has left."""
         self._stop_exchange: Callable[[], None] | None = None
         self._num_tries = 0
         self._lookout = DaemonLookout(socket_path)
@@ -76,17 +80,30 @@ class LoopJob:
             self._stop_exchange = None
         client, self._client = self._client, None
         if client is not None:
+            self._last_figures = client.figures
             client.release(shall_wait=shall_wait)
 
     def _leave_to_another(self) -> None:
         self.has_given_way = True
         self._leave(shall_wait=True)
 
-    def iteration(self) -> AbstractContextManager[None]:
-        """Return a context manager around one iteration."""
+    def iteration(self, *, num_tokens: int | None = None) -> AbstractContextManager[None]:
+        """Return a context manager around one iteration, in which this process handles so many tokens (or samples)."""
         client = self._client
-        is_joined = client is not None and not client.is_unheard
-        return self._marks if is_joined or self.join() else _NOT_FOLLOWED
+        if (client is None or client.is_unheard) and not self.join():
+            return _NOT_FOLLOWED
+        self.set_num_tokens(num_tokens)
+        return self._marks
+
+    def set_num_tokens(self, num_tokens: int | None) -> None:
+        """Set the number of tokens of the current iteration, where it is known only at the end."""
+        if self._client is not None:
+            self._client.num_tokens = num_tokens
+
+    def metrics(self, *, price_per_kwh: float | None = None) -> Metrics:
+        """Return the job's measured figures for the program's own log; see `gpuenergyd.client.figures`."""
+        figures = self._last_figures if self._client is None else self._client.figures
+        return metrics_of(figures, price_per_kwh=price_per_kwh)
 
     def pause(self) -> None:
         """Mark a pause after an iteration (evaluation, checkpoint), so that it is not part of the iteration's time."""

@@ -42,7 +42,7 @@ from gpuenergyd.client.timing.replays import CapturedInstructions
 from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 from gpuenergyd.core.pipeline.timetable import ONE_CLOCK, TIMETABLE
 from gpuenergyd.wire import PROTOCOL_VERSION
-from gpuenergyd.wire.messages import OrderRow, RankRegistration
+from gpuenergyd.wire.messages import JobFigures, OrderRow, RankRegistration
 
 logger = logging.getLogger("gpuenergyd.client")
 _RELEASE_LIMIT_NS = 1_000_000_000
@@ -51,9 +51,10 @@ _REPEAT_AFTER_NS = 50_000_000
 which raises the clock of a program that it believes to pause, has waited long enough for reports of short iterations
 (`daemon/jobs/sessions.py`)."""
 T = TypeVar("T")
-_Ended: TypeAlias = tuple[RecordedIteration, int, int, str, bool | None, int, int, tuple[TrueClock, ...]]
+_Ended: TypeAlias = tuple[RecordedIteration, int, int, str, bool | None, int, int, tuple[TrueClock, ...], int | None]
 """A plain tuple, since it is made in each iteration: records, index, plan epoch, how it was captured, whether it ran in
-order if its instructions were not timed, requests that were not sent, exceptions, and clocks that the GPU counted."""
+order if its instructions were not timed, requests that were not sent, exceptions, clocks that the GPU counted, and
+tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,8 @@ class RankDescription:
     """Clock policy; None for GPUENERGYD_JOB_POLICY, else the daemon's default."""
     max_slowdown_ratio: float | None = None
     """Permitted slowdown against full speed; None for GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO, else the daemon's default."""
+    tokens_per_iteration: int | None = None
+    """Tokens (or samples) that the job processes per iteration; None if unknown or different each time."""
     num_iterations: int | None = None
     """Length of the run; None if unknown or given by the GPUENERGYD_JOB_* variables."""
     tags: tuple[tuple[str, str], ...] = ()
@@ -103,6 +106,9 @@ class RankClient:
     methods do nothing. The methods called inside a step write to preallocated memory, look up the plan, and at the few
     instructions where the clock changes send one datagram without waiting; the reporter thread does the rest.
     """
+
+    num_tokens: int | None
+    """Tokens that the job processes in the current iteration, and in the next ones until changed; None if unknown."""
 
     def __init__(
         self,
@@ -149,8 +155,7 @@ class RankClient:
             allow_reorder=find_allow_reorder(rank.allow_reorder),
             reorder_refusal=rank.reorder_refusal,
         )
-        self._socket_path = socket_path
-        self._is_first = rank.is_first
+        self._socket_path, self._is_first = socket_path, rank.is_first
         self._learn_times = learn_times
         self._give_way = give_way
         self._timer: InstructionTimer = timer if timer is not None else HostRecorder()
@@ -181,6 +186,7 @@ class RankClient:
         self._begun: list[OrderRow] | None = None
         """The instructions begun in an iteration of which only their order counts; None in any other."""
         self._is_cost_sampled, self._cost_ns = False, 0
+        self.num_tokens = rank.tokens_per_iteration
         self.memory_bytes: tuple[int, ...] = ()
         """Memory to report with the next iterations, measured by the adapter; see `IterationReport`."""
         self.reorder_refusal = rank.reorder_refusal
@@ -263,6 +269,11 @@ class RankClient:
     def power_per_gpu_w(self) -> float | None:
         """Mean power per GPU in the job's newest measured iteration, in W; None before the first."""
         return self._reporter.power_per_gpu_w if self._reporter is not None else None
+
+    @property
+    def figures(self) -> JobFigures | None:
+        """The job's measured figures as the daemon last sent them; None before the first."""
+        return self._reporter.figures if self._reporter is not None else None
 
     @property
     def may_reorder(self) -> bool:
@@ -488,6 +499,7 @@ class RankClient:
                     num_dropped,
                     num_errors,
                     self._recorder.pop_true_clocks() if self._recorder is not None and begun is None else (),
+                    self.num_tokens,
                 )
             if self._is_cost_sampled:
                 self._is_cost_sampled = False
@@ -624,7 +636,8 @@ class RankClient:
             recorded.free()
 
     def _report(self, ended: _Ended) -> None:
-        recorded, iteration_index, plan_epoch, captured, is_in_order, num_dropped, num_errors, true_clocks = ended
+        recorded, iteration_index, plan_epoch, captured, is_in_order, num_dropped, num_errors = ended[:7]
+        true_clocks, num_tokens = ended[7:]
         times = recorded.times()
         recorded.free()
         if self._reporter is None:  # its daemon has gone meanwhile
@@ -644,6 +657,7 @@ class RankClient:
             self._timed.cost_s(is_timed=is_in_order is None),
             is_in_order,
             true_clocks,
+            num_tokens,
         )
         self._reporter.put(finished, times, launched_iteration_index=self._iteration_index)
 

@@ -39,7 +39,14 @@ from gpuenergyd.wire.client_codec import (
     encode_iteration,
 )
 from gpuenergyd.wire.clock_request import TOKEN_BYTES
-from gpuenergyd.wire.messages import IterationReport, RankRegistered, RankRegistration, RankRelease, TrueClockRow
+from gpuenergyd.wire.messages import (
+    IterationReport,
+    JobFigures,
+    RankRegistered,
+    RankRegistration,
+    RankRelease,
+    TrueClockRow,
+)
 
 REGISTRATION_LIMIT_S = 2.0
 REPORT_LIMIT_S = 1.0
@@ -79,6 +86,7 @@ class FinishedIteration(NamedTuple):
     client_cost_s: float | None = None
     is_in_order: bool | None = None
     true_clocks: tuple[TrueClockRow, ...] = ()
+    num_tokens: int | None = None
 
 
 _Reportable: TypeAlias = tuple[FinishedIteration, IterationTimes]
@@ -131,6 +139,8 @@ class Reporter:
         self._takes_several = False
         self.energy_per_gpu_j: float | None = None
         self.power_per_gpu_w: float | None = None
+        self.figures: JobFigures | None = None
+        """The newest figures of the job that the daemon has sent."""
         self.reorder_refusal = ""
         """Why the rank no longer accepts other orders; sent when it leaves, since a failed program reports no more."""
         self.clock_socket: socket.socket | None = None
@@ -280,6 +290,7 @@ class Reporter:
                 client_cost_s=iteration.client_cost_s,
                 is_in_order=iteration.is_in_order,
                 true_clocks=iteration.true_clocks,
+                num_tokens=iteration.num_tokens,
             )
         )
 
@@ -296,6 +307,7 @@ class Reporter:
         self.num_untimed_registrations = self.num_registrations if decoded.takes_untimed else 0
         if decoded.energy_per_gpu_j is not None:
             self.energy_per_gpu_j, self.power_per_gpu_w = decoded.energy_per_gpu_j, decoded.power_per_gpu_w
+        self.figures = decoded.figures or self.figures
 
     def _register(self) -> None:
         socket_path = find_socket_path(self._socket_path_wanted)

@@ -202,6 +202,8 @@ def checked_iteration(report: IterationReport, pp_rank: int, stage_rank: int = 0
     cost_s = report.client_cost_s
     if cost_s is not None and not 0 <= cost_s <= MAX_CLIENT_COST_S:
         raise ProtocolError(f"client_cost_s {cost_s} must be in [0, {MAX_CLIENT_COST_S:g}]")
+    if report.num_tokens is not None and not 0 < report.num_tokens < 2**53:
+        raise ProtocolError(f"num_tokens {report.num_tokens} must be in [1, 2**53)")
     return RankIteration(
         pp_rank=pp_rank,
         iteration_index=report.iteration_index,
@@ -216,6 +218,7 @@ def checked_iteration(report: IterationReport, pp_rank: int, stage_rank: int = 0
         reorder_refusal=printable_line(report.reorder_refusal)[:MAX_VALUE_CHARS],
         client_cost_s=cost_s,
         is_in_order=report.is_in_order,
+        num_tokens=report.num_tokens,
     )
 
 

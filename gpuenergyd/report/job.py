@@ -192,6 +192,12 @@ class JobReport:
         is_tuned = row.plan_purpose is PlanPurpose.TUNED and row.plan_id is not None
         return row.is_regular and is_tuned and self.time_range.contains(row.started_at)
 
+    @property
+    def tokens_per_j(self) -> float | None:
+        """Tokens per joule over all measured iterations; None if the program did not report its tokens."""
+        tokens, energy_j = self.summary.num_tokens, self.summary.tokens_energy_j
+        return tokens / energy_j if tokens and energy_j else None
+
     def to_dict(self) -> dict[str, Any]:
         """Return all values by their JSON and CSV names; missing values are None."""
         named = {field.name: getattr(self.summary, field.name) for field in fields(self.summary)}
@@ -206,6 +212,7 @@ class JobReport:
         return {
             **named,
             "energy_per_token_j": _per_token(self.summary.energy_per_iteration_j, tags),
+            "tokens_per_j": self.tokens_per_j,
             "baseline_energy_per_token_j": _per_token(self.summary.baseline_energy_j, tags),
             "is_saving_significant": self.summary.is_saving_significant,
             "between_iterations_j": self.between_iterations_j,

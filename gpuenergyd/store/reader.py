@@ -18,7 +18,7 @@ from gpuenergyd.printable import printable_line
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-SCHEMA_REVISION = "0016"
+SCHEMA_REVISION = "0017"
 """The latest revision in migrations/; revision numbers sort as text."""
 
 OLDEST_REVISION = "0006"

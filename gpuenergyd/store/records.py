@@ -123,6 +123,9 @@ class EstimateRecord:
     """Time that the daemon has cost the job's training; None if not measured."""
     cost_ratio: float | None = None
     num_experiments: int | None = None
+    num_tokens: int | None = None
+    """Tokens of measured iterations; None if the program does not report them."""
+    tokens_energy_j: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

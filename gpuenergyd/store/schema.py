@@ -116,6 +116,8 @@ estimates = Table(
     Column("cost_s", Float),
     Column("cost_ratio", Float),
     Column("num_experiments", Integer),
+    Column("num_tokens", BigInteger),
+    Column("tokens_energy_j", Float),
     sqlite_with_rowid=False,
 )
 """The daemon's newest estimate of what each job's plans save; absent for jobs of version 0.1."""

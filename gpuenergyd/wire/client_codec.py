@@ -7,6 +7,7 @@ from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.messages import (
     IterationReply,
     IterationReport,
+    JobFigures,
     PlanSlice,
     RankRegistered,
     RankRegistration,
@@ -33,6 +34,7 @@ def encode_iteration(report: IterationReport) -> bytes:
     cost = "null" if report.client_cost_s is None else f"{report.client_cost_s:.9f}"
     in_order = "" if report.is_in_order is None else f',"is_in_order":{str(report.is_in_order).lower()}'
     clocks = f',"true_clocks":{_to_json(report.true_clocks)}' if report.true_clocks else ""
+    tokens = "" if report.num_tokens is None else f',"num_tokens":{report.num_tokens}'
     return (
         f'{{"rank_token":"{report.rank_token}","iteration_index":{report.iteration_index},'
         f'"plan_epoch":{report.plan_epoch},"begin_mono_ns":{report.begin_mono_ns},"end_mono_ns":{report.end_mono_ns},'
@@ -40,7 +42,7 @@ def encode_iteration(report: IterationReport) -> bytes:
         f'"num_records_dropped":{report.num_records_dropped},"num_client_errors":{report.num_client_errors},'
         f'"launched_iteration_index":{report.launched_iteration_index},"captured":{_text(report.captured)},'
         f'"memory_bytes":[{",".join(map(str, report.memory_bytes))}],'
-        f'"reorder_refusal":{_text(report.reorder_refusal)},"client_cost_s":{cost}{in_order}{clocks}}}'
+        f'"reorder_refusal":{_text(report.reorder_refusal)},"client_cost_s":{cost}{in_order}{clocks}{tokens}}}'
     ).encode()
 
 
@@ -81,9 +83,15 @@ def decode_iteration_reply(body: bytes) -> IterationReply:
             power_per_gpu_w=_number(reply.get("power_per_gpu_w")),
             takes_several=bool(reply.get("takes_several")),
             takes_untimed=bool(reply.get("takes_untimed")),
+            figures=_figures(reply.get("figures")),
         )
     except (TypeError, KeyError, ValueError) as error:
         raise ProtocolError(f"reply to an iteration report: {error!r}") from None
+
+
+def _figures(value: Any) -> JobFigures | None:
+    """Return the figures that this version knows."""
+    return value and JobFigures(**{name: value[name] for name in JobFigures.__dataclass_fields__ if name in value})
 
 
 def _number(value: Any) -> float | None:

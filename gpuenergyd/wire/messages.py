@@ -123,6 +123,8 @@ class IterationReport:
     plan or registration in that order. None if `instructions` lists all that ran."""
     true_clocks: tuple[TrueClockRow, ...] = ()
     """Clocks that the GPU itself has counted since the last report, where the program permits it."""
+    num_tokens: int | None = None
+    """Tokens (or samples) that the job processed in this iteration; None if the program does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,33 @@ class PlanSlice:
 
 
 @dataclass(frozen=True, slots=True)
+class JobFigures:
+    """Measured figures of a rank's job, for the program's own log; None where not known yet.
+
+    Energy and power are those of all the job's GPUs. Iterations without measured energy are left out.
+    """
+
+    phase: str = ""
+    iteration_energy_j: float | None = None
+    """Mean energy of the iterations since the previous figures."""
+    power_w: float | None = None
+    """Mean power in these iterations."""
+    energy_j: float | None = None
+    """Energy of all iterations so far."""
+    saving_ratio: float | None = None
+    saving_low_ratio: float | None = None
+    """The ends of the 95 % interval of the saving."""
+    saving_high_ratio: float | None = None
+    slowdown_ratio: float | None = None
+    cost_s: float | None = None
+    """Time that the daemon has cost the training so far."""
+    num_tokens: int | None = None
+    """Tokens of all iterations that report them and have measured energy."""
+    tokens_per_j: float | None = None
+    """Tokens per joule in such iterations since the previous figures."""
+
+
+@dataclass(frozen=True, slots=True)
 class IterationReply:
     """Plans that are new to the rank, oldest first; a plan may be repeated, because replies can be lost.
 
@@ -158,6 +187,8 @@ class IterationReply:
     """Whether one message may be an array of reports of this rank, in order."""
     takes_untimed: bool = False
     """Whether the daemon needs no instruction times in most iterations."""
+    figures: JobFigures | None = None
+    """The job's figures if they are newer than those that the rank has received."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ HTTP/1.1 with JSON bodies on the daemon's Unix socket; (A) is for administrators
     POST  /v1/calibrations        CalibrationRequest -> CalibrationStarted
     GET   /v1/calibrations/{id}                      -> CalibrationState
     POST  /v1/measured-gpus       MeasuredGpus       -> MeasuredGpusKept  (A)
+    POST  /v1/energy              EnergyQuery        -> EnergyReadings
 """
 
 from dataclasses import dataclass, fields
@@ -245,3 +246,25 @@ class MeasuredGpusKept:
     """Reply: the models of this host whose measurements the daemon keeps."""
 
     model_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyQuery:
+    """GPUs whose energy counters are wanted; all GPUs if none is named."""
+
+    gpu_uuids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyReading:
+    """A GPU's energy counter, read after the request; None if the driver does not give it."""
+
+    gpu_uuid: str
+    total_energy_j: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyReadings:
+    """Reply: the energy counter of each GPU."""
+
+    gpus: tuple[EnergyReading, ...]

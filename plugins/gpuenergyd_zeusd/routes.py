@@ -20,6 +20,7 @@ from gpuenergyd.daemon.api.plugin_routes import ApiPart, RouteServices
 from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu
 from gpuenergyd.daemon.manual_leases.leases import LeaseHolder
 from gpuenergyd.daemon.runtime.peer_credentials import require_alive
+from gpuenergyd.daemon.runtime.shared_reads import SharedReads
 from gpuenergyd.daemon.settings import REFUSED_IN_OBSERVE
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, GpuUnsupportedError, JobError, UsageError
 from gpuenergyd.gpu.link.messages import GpuSnapshot, TakeSnapshot
@@ -27,7 +28,6 @@ from gpuenergyd.wire.daemon_codec import encode
 from gpuenergyd_zeusd.openapi import SCHEMAS, zeusd_paths
 from gpuenergyd_zeusd.parameters import BadParameterError, Parameters
 from gpuenergyd_zeusd.requests import ZeusdChange, ZeusdChanges
-from gpuenergyd_zeusd.shared_reads import SharedReads
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -58,7 +58,7 @@ REPORT_BY_JOB = {
         " max_slowdown_ratio"
         " energy_scope measured_intensity_ratio num_baseline_iterations num_estimated_iterations"
         " num_iterations num_measured_iterations"
-        " num_compared_baseline_iterations num_compared_tuned_iterations num_experiments"
+        " num_compared_baseline_iterations num_compared_tuned_iterations num_experiments num_tokens"
         " num_measured_profile_iterations num_microbatches num_profile_iterations num_ranks num_targets"
         " num_trial_iterations num_tuned_iterations outcome outcome_reason policy predicted_energy_j"
         " predicted_iteration_time_s predicted_saving_basis predicted_saving_high_ratio predicted_saving_low_ratio"
@@ -66,6 +66,7 @@ REPORT_BY_JOB = {
         " profiling_cost_j profiling_slowdown_ratio run_key saved_by_frontier_g saved_by_plan_g saved_by_timing_g"
         " saved_energy_j saving_high_ratio saving_low_ratio saving_ratio schedule_name since_iteration"
         " slowdown_high_ratio slowdown_low_ratio slowdown_ratio slurm_job_id started_at tags total_slowdown_ratio"
+        " tokens_energy_j tokens_per_j"
         " trial_cost_j trial_energy_j trial_slowdown_ratio tuned_carbon_g uid unpriced_energy_j user"
     ),
     "jobs.tags": "git_commit slurm_job_id user",
@@ -169,6 +170,7 @@ STATUS = {
         " straggler_iteration_energy_j straggler_reason straggler_since_s straggler_time_s target"
         " waiting_iteration_energy_j watts_saved watts_saved_interval is_paused orders priority"
         " account_income_s account_left_s client_cost_s cost_ratio cost_s num_experiments"
+        " num_tokens tokens_per_j total_energy_j"
     ),
     "jobs.orders": "is_paused max_slowdown_ratio policy priority",
     "jobs.ranks": "gpu_uuid pid pp_rank stage_rank uid",

@@ -19,8 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".frameworks"
 PACKAGES = {
-    "lightning": ("lightning",),
-    "huggingface": ("transformers", "accelerate"),
+    "lightning": ("lightning", "tensorboard"),
+    "huggingface": ("transformers", "accelerate", "tensorboard"),
     "deepspeed": ("deepspeed",),
     "megatron": ("megatron-core",),
 }

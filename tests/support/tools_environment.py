@@ -18,6 +18,8 @@ MONITORING_TOOLS = ("zeus==0.16.0", "nvitop==1.7.2", "gpustat==1.1.1", "codecarb
 KERNEL_TUNER = ("kernel_tuner==1.5.0", "nvidia-ml-py==13.615.71")
 OPENTELEMETRY = ("opentelemetry-proto==1.45.2",)
 API_TEST_TOOLS = ("schemathesis==4.32.5",)
+HELM = ("helm-python-sdk==0.2.2",)
+"""Helm 4 as a library, since no index has the program."""
 _BUILD_LIMIT_S = 900
 
 
@@ -55,5 +57,5 @@ def _mark(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    for each in (MONITORING_TOOLS, KERNEL_TUNER, OPENTELEMETRY, API_TEST_TOOLS):
+    for each in (MONITORING_TOOLS, KERNEL_TUNER, OPENTELEMETRY, API_TEST_TOOLS, HELM):
         build(each)

@@ -12,13 +12,14 @@ accelerate = pytest.importorskip("accelerate")
 import gpuenergyd  # noqa: E402  after the skips
 from gpuenergyd_trainers.huggingface import gpuenergy_callback  # noqa: E402
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon  # noqa: E402
+from tests.trainers.event_files import logged_scalars  # noqa: E402
 from tests.trainers.example_runs import check_example  # noqa: E402
 from tests.trainers.unchanged_programs import check_one_process_joined  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
 
-def train(folder: Path, callbacks: list[Any]) -> list[str]:
+def train(folder: Path, callbacks: list[Any], trackers: tuple[str, ...] = ()) -> list[str]:
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1)
     model = transformers.GPT2LMHeadModel(config)
@@ -29,7 +30,7 @@ def train(folder: Path, callbacks: list[Any]) -> list[str]:
         per_device_train_batch_size=1,
         gradient_accumulation_steps=2,
         use_cpu=True,
-        report_to=[],
+        report_to=list(trackers),
         logging_steps=1,
         eval_strategy="steps",
         eval_steps=2,
@@ -71,6 +72,23 @@ def test_optimizer_steps_are_iterations_and_evaluations_are_not(tmp_path: Path) 
     assert joined == plain
     assert [report["iteration_index"] for report in reports] == list(range(8))
     assert [report["next_begin_mono_ns"] == 0 for report in reports] == [False, True] * 4
+
+
+def test_trackers_show_the_measured_figures_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    with FakeDaemon(tmp_path) as daemon:
+        daemon.figures = {"figures": {"phase": "tuned", "power_w": 290.0, "energy_j": 7.2e6}}  # type: ignore[dict-item]  # the other figures are numbers
+        ours = gpuenergy_callback(
+            "gpt2", gpu_uuid="GPU-1", socket_path=daemon.socket_path, phases=False, price_per_kwh=0.3
+        )
+        train(tmp_path, [ours, pacing_callback(daemon, [])], ("tensorboard",))
+
+    scalars = logged_scalars(tmp_path / "board")
+    assert scalars["train/gpuenergyd/power_w"] == 290.0
+    assert scalars["train/gpuenergyd/cost"] == pytest.approx(0.6)
+    assert scalars["train/gpuenergyd/state"] == 4
+    assert "train/gpuenergyd/saving_ratio" not in scalars
+    assert not any("gpuenergyd" in name for name in scalars if name.startswith("eval/"))
 
 
 def train_under_accelerate(daemon: FakeDaemon | None, reports: list[dict[str, Any]]) -> list[str]:

@@ -1,5 +1,6 @@
 """Lightning's Trainer with the callback; requires Lightning."""
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ lightning = pytest.importorskip("lightning.pytorch")
 
 from gpuenergyd_trainers.lightning import gpuenergy_callback  # noqa: E402  after the skips
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon  # noqa: E402
+from tests.trainers.event_files import logged_scalars  # noqa: E402
 from tests.trainers.example_runs import check_example  # noqa: E402
 from tests.trainers.unchanged_programs import check_one_process_joined  # noqa: E402
 
@@ -43,7 +45,7 @@ def make_module() -> Any:
     return Module()
 
 
-def fit(folder: Path, callbacks: list[Any]) -> list[str]:
+def fit(folder: Path, callbacks: list[Any], *, logger: Any = False) -> list[str]:
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(32.0).reshape(8, 4)), batch_size=2)
     module = make_module()
     trainer = lightning.Trainer(
@@ -51,7 +53,8 @@ def fit(folder: Path, callbacks: list[Any]) -> list[str]:
         accelerator="cpu",
         max_epochs=2,
         callbacks=callbacks,
-        logger=False,
+        logger=logger,
+        log_every_n_steps=2,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
@@ -95,6 +98,18 @@ def test_batches_are_iterations_and_validation_ends_the_one_before(tmp_path: Pat
     assert [report["iteration_index"] for report in pace.reports] == list(range(2 * NUM_BATCHES))
     was_last = [report["next_begin_mono_ns"] == 0 for report in pace.reports]
     assert was_last == [False, False, False, True] * 2
+
+
+def test_loggers_show_the_measured_figures_of_the_job(tmp_path: Path) -> None:
+    logger = importlib.import_module("lightning.pytorch.loggers").TensorBoardLogger(str(tmp_path / "board"))
+    with FakeDaemon(tmp_path) as daemon:
+        daemon.figures = {"figures": {"phase": "baseline", "power_w": 290.0}}  # type: ignore[dict-item]  # the other figures are numbers
+        ours = gpuenergy_callback("image-model", gpu_uuid="GPU-1", socket_path=daemon.socket_path, phases=False)
+        fit(tmp_path, [ours, Pace(daemon).callback()], logger=logger)
+
+    scalars = logged_scalars(tmp_path / "board")
+    ours_only = {name: value for name, value in scalars.items() if "gpuenergyd" in name}
+    assert ours_only == {"gpuenergyd/power_w": 290.0, "gpuenergyd/state": 2}
 
 
 UNCHANGED = """

@@ -1,13 +1,16 @@
 """Adapter for the Hugging Face Trainer: `Trainer(..., callbacks=[gpuenergy_callback("bert")])`.
 
 Each phase of an optimizer step has its own clock, with one GPU per process. Evaluation and saving are not counted.
-Works with any setup of Accelerate. Tested with transformers 5 on CPU.
+Works with any setup of Accelerate. The job's measured figures are part of what the Trainer logs, so trackers such as
+W&B, MLflow, TensorBoard and Trackio show them. Tested with transformers 5 on CPU.
 """
 
+import functools
 import importlib
 import importlib.util
 from typing import Any
 
+from gpuenergyd.client.environment import find_rank
 from gpuenergyd.errors import UsageError
 from gpuenergyd_trainers.loop import StepMarks
 
@@ -15,18 +18,38 @@ from gpuenergyd_trainers.loop import StepMarks
 class _Hooks:
     """Hooks that the Trainer finds and calls by name."""
 
-    def __init__(self, job: str | None = None, **options: Any) -> None:
+    def __init__(self, job: str | None = None, *, price_per_kwh: float | None = None, **options: Any) -> None:
         super().__init__()
+        self._price_per_kwh = price_per_kwh
+        self._tokens_seen = 0
         self._marks = StepMarks(job, **options)
+
+    def on_train_begin(self, _args: Any, state: Any, _control: Any, **__: Any) -> None:
+        self._tokens_seen = state.num_input_tokens_seen
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self._marks.begin()
 
-    def on_step_end(self, _args: Any, _state: Any, control: Any, **__: Any) -> None:
-        self._marks.end()
+    def on_step_end(self, _args: Any, state: Any, control: Any, **__: Any) -> None:
+        self._marks.end(self._num_tokens(state))
         # The Trainer's own callbacks have already decided whether an evaluation or a checkpoint follows this step.
         if control.should_evaluate or control.should_save:
             self._marks.pause()
+
+    def _num_tokens(self, state: Any) -> int | None:
+        """Return this process's share of the tokens of a step; None unless the Trainer counts them for all processes.
+
+        It counts only with `include_num_input_tokens_seen`.
+        """
+        before, self._tokens_seen = self._tokens_seen, state.num_input_tokens_seen
+        return round((self._tokens_seen - before) / find_rank()[1]) or None
+
+    def add_figures(self, state: Any, logs: dict[str, Any]) -> None:
+        """Add the job's figures to what the Trainer logs of its training."""
+        if "loss" in logs or "train_loss" in logs:
+            figures = self._marks.numbers(self._price_per_kwh)
+            logs.update(figures)
+            state.log_history[-1:] = [{**state.log_history[-1], **figures}] if state.log_history else []
 
     def on_epoch_end(self, *_: Any, **__: Any) -> None:
         self._marks.pause()
@@ -35,13 +58,34 @@ class _Hooks:
         self._marks.close()
 
 
+def _log_figures(handler: Any) -> None:
+    """Have a CallbackHandler class add figures to each log before its callbacks see it.
+
+    Callbacks of trackers precede those of the program, so a figure that is added in our own `on_log` comes too late.
+    """
+    original = handler.on_log
+    if getattr(original, "adds_figures", False):
+        return
+
+    @functools.wraps(original)
+    def on_log(self: Any, args: Any, state: Any, control: Any, logs: dict[str, Any], **options: Any) -> Any:
+        for callback in self.callbacks:
+            if isinstance(callback, _Hooks):
+                callback.add_figures(state, logs)
+        return original(self, args, state, control, logs, **options)
+
+    on_log.adds_figures = True  # type: ignore[attr-defined]  # a mark on the function
+    handler.on_log = on_log
+
+
 def gpuenergy_callback(job: str | None = None, **options: Any) -> Any:
-    """Return a callback for transformers.Trainer; `options` are those of `gpuenergyd.job`.
+    """Return a callback for transformers.Trainer; `options` are those of `gpuenergyd.job`, and `price_per_kwh`.
 
     Raises:
         UsageError: transformers is not installed.
     """
     if importlib.util.find_spec("transformers") is None:
         raise UsageError("transformers is not installed; install it with: pip install transformers")
+    _log_figures(importlib.import_module("transformers.trainer_callback").CallbackHandler)
     callback_class = importlib.import_module("transformers").TrainerCallback
     return type("GpuEnergyCallback", (_Hooks, callback_class), {})(job, **options)

@@ -1,7 +1,8 @@
 """Adapter for Lightning: `Trainer(callbacks=[gpuenergy_callback("resnet")])`.
 
 Each phase of a batch has its own clock, with one GPU per process. Sanity checks, validation and checkpoints do not
-count as iterations. Tested with lightning 2.6 on CPU.
+count as iterations. The job's measured figures go to the Trainer's loggers every `log_every_n_steps` steps. Tested with
+lightning 2.6 on CPU.
 """
 
 import importlib
@@ -15,15 +16,23 @@ from gpuenergyd_trainers.loop import StepMarks
 class _Hooks:
     """Hooks that Lightning finds and calls by name."""
 
-    def __init__(self, job: str | None = None, **options: Any) -> None:
+    def __init__(self, job: str | None = None, *, price_per_kwh: float | None = None, **options: Any) -> None:
         super().__init__()
+        self._price_per_kwh = price_per_kwh
+        self._log_from_step = 0
         self._marks = StepMarks(job, **options)
 
     def on_train_batch_start(self, *_: Any, **__: Any) -> None:
         self._marks.begin()
 
-    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
         self._marks.end()
+        step = trainer.global_step
+        if step >= self._log_from_step and trainer.loggers:
+            self._log_from_step = step + trainer.log_every_n_steps
+            if figures := self._marks.numbers(self._price_per_kwh):
+                for logger in trainer.loggers:
+                    logger.log_metrics(figures, step=step)
 
     def on_validation_start(self, *_: Any, **__: Any) -> None:
         self._marks.pause()
@@ -42,7 +51,7 @@ class _Hooks:
 
 
 def gpuenergy_callback(job: str | None = None, **options: Any) -> Any:
-    """Return a Lightning callback; `options` are those of `gpuenergyd.job`.
+    """Return a Lightning callback; `options` are those of `gpuenergyd.job`, and `price_per_kwh`.
 
     Raises:
         UsageError: Lightning is not installed.

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import gpuenergyd
 from gpuenergyd.client.environment import find_gpu_uuid, missing_gpu_reason
+from gpuenergyd.client.figures import numbers_of
 from gpuenergyd.client.loop import LoopJob, unmarked_job
 from gpuenergyd.client.phases.step_cycle import STEPS_WITHOUT_CYCLE, StepCycle, StepTurn
 from gpuenergyd.client.rank import has_clients
@@ -83,11 +84,16 @@ class StepMarks:
         self._iteration = self._job.iteration()
         self._iteration.__enter__()
 
-    def end(self) -> None:
-        """End the iteration."""
+    def end(self, num_tokens: int | None = None) -> None:
+        """End the iteration, in which this process has handled so many tokens."""
         iteration, self._iteration = self._iteration, None
         if iteration is not None:
+            self._job.set_num_tokens(num_tokens)
             iteration.__exit__(None, None, None)
+
+    def numbers(self, price_per_kwh: float | None) -> dict[str, float]:
+        """Return the measured figures of the job that a tracker can draw."""
+        return numbers_of(self._job.metrics(price_per_kwh=price_per_kwh))
 
     def pause(self) -> None:
         """Suspend the job, e.g. for an evaluation or a checkpoint."""

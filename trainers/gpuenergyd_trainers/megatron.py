@@ -161,6 +161,7 @@ def attach(
             expected_order=order_rows(planned, pipeline.rank),
             order_of=lambda number: order_rows(planned_schedule(config, pipeline.size, number), pipeline.rank),
             num_microbatches=num_microbatches,
+            tokens_per_iteration=num_microbatches * _tokens_per_microbatch() or None,
             num_chunks=planned.num_chunks,
             place=place,
             device=_device(),
@@ -174,6 +175,13 @@ def attach(
         target=config,
         target_name="this Megatron configuration",
     )
+
+
+def _tokens_per_microbatch() -> int:
+    """Return the tokens of a microbatch by the arguments of Megatron's training loop; 0 in a program without it."""
+    known = sys.modules.get("megatron.training.global_vars")
+    args = getattr(known, "_GLOBAL_ARGS", None)
+    return int(getattr(args, "micro_batch_size", None) or 0) * int(getattr(args, "seq_length", None) or 0)
 
 
 def is_attached(config: Any) -> bool:
@@ -238,6 +246,8 @@ class MicrobatchRampUp:
         now = calculated_microbatches() if self._is_followed else None
         if now is None or now == self._num_microbatches:
             return
+        client, before = self._rank.client, self._num_microbatches
+        client.num_tokens = client.num_tokens and client.num_tokens * now // before
         self._num_microbatches = now
         try:
             self._rank.change_microbatches(now)

@@ -192,9 +192,9 @@ def attach(
         num_tp_ranks: number of ranks of a stage.
         across_hosts: whether the pipeline's ranks are on several hosts; by default from LOCAL_WORLD_SIZE.
         options: `gpu_uuid`, `socket_path`, `run_key`, `policy`, `max_slowdown_ratio`, `timer`, `memory`,
-            `allow_reorder` and `place`, see `gpuenergyd_trainers.joining.membership.JoinOptions`. A training with a
-            DeviceMesh gives `place=mesh_place(mesh)`, from `joining.place_sources`, instead of `tp_rank` and
-            `num_tp_ranks`.
+            `tokens_per_iteration`, `allow_reorder` and `place`, see
+            `gpuenergyd_trainers.joining.membership.JoinOptions`. A training with a DeviceMesh gives
+            `place=mesh_place(mesh)`, from `joining.place_sources`, instead of `tp_rank` and `num_tp_ranks`.
     """
 
     def describe() -> PipelineRank:

@@ -79,6 +79,7 @@ def observe_iteration(
         lead_s=_lead_s(next(rank for rank in ranks if rank.pp_rank == 0)),
         busy_s=_busy_s(ranks, graph, clocks) if has_replicas else None,
         is_timed=all(rank.is_timed for rank in ranks),
+        num_tokens=max((rank.num_tokens for rank in ranks if rank.num_tokens), default=None),
     )
     return observation, tuple(spans)
 

@@ -139,6 +139,8 @@ class IterationObservation:
     """Samples of instructions during which a clock was set."""
     is_timed: bool = True
     """Whether its instructions were timed; if not, only its time and energy are known."""
+    num_tokens: int | None = None
+    """Tokens that the job processed in it; None if the program does not say."""
 
     @property
     def is_own(self) -> bool:

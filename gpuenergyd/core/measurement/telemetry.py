@@ -326,6 +326,8 @@ class RankIteration:
     """The client's overhead on the training thread in this iteration; None if not measured."""
     is_in_order: bool | None = None
     """For instructions that were not timed: whether the rank ran the expected ones in order; None if timed."""
+    num_tokens: int | None = None
+    """Tokens that the job processed; None if the program does not say."""
 
     @property
     def is_timed(self) -> bool:

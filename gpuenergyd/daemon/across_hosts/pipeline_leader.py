@@ -51,9 +51,9 @@ from gpuenergyd.daemon.across_hosts.leader_records import LeaderIterations, Lead
 from gpuenergyd.daemon.across_hosts.stage_parts import StageParts
 from gpuenergyd.daemon.jobs.plan_delivery import change_row
 from gpuenergyd.daemon.jobs.replicas import check_paces, straggler_saving_fields
-from gpuenergyd.daemon.jobs.runner import Actions, execute
 from gpuenergyd.daemon.jobs.training_budget import TrainingTarget
 from gpuenergyd.daemon.ports import JobServices
+from gpuenergyd.daemon.runtime.actions import Actions, execute
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.patterns import to_blocks
 from gpuenergyd.wire.pipeline_messages import PipelineReply, PipelineReport, PostedPlan, StageFacts

@@ -52,6 +52,7 @@ _JOB_GAUGES = (
     ("own_time_s", "own_iteration_seconds", "Iteration time at full speed, without waiting for other replicas."),
     ("straggler_time_s", "straggler_iteration_seconds", "Iteration time of a slower replica; absent without one."),
     ("extrinsic_saving_ratio", "extrinsic_saving_ratio", "Measured energy saving from following a slower replica."),
+    ("tokens_per_j", "tokens_per_joule", "Tokens per joule so far; absent if the program does not report them."),
     ("max_slowdown_ratio", "max_slowdown_ratio", "Permitted slowdown against the baseline."),
     ("predicted_saving_ratio", "predicted_saving_ratio", "Predicted energy saving in observe mode."),
     ("predicted_peak_w", "predicted_peak_power_watts", "Highest predicted power of the job's GPUs in an iteration."),
@@ -59,6 +60,11 @@ _JOB_GAUGES = (
     ("predicted_ramp_w_per_s", "predicted_ramp_watts_per_second", "Largest predicted change from second to second."),
     ("predicted_swing_rms_w", "predicted_swing_rms_watts", "Predicted RMS of the GPUs' power from 0.1 to 20 Hz."),
     ("last_report_age_s", "last_report_age_seconds", "Time since the last report of any rank."),
+)
+_JOB_COUNTERS = (
+    ("num_iterations", "iterations", "Iterations of the job."),
+    ("total_energy_j", "energy_joules", "Energy of the job's measured iterations."),
+    ("num_tokens", "tokens", "Tokens of measured iterations; absent if the program does not report them."),
 )
 _JOB_CARBON_GAUGES = (
     # No counter: a revised intensity changes the emissions of the past.
@@ -181,10 +187,12 @@ class StatusCollector(Collector):
         jobs = [(j, [j["job_id"], j["job_name"], j["policy"]]) for j in self._status["jobs"]]
         emissions: list[_Row] = [(job.get("carbon") or {}, values) for job, values in jobs]
         targets: list[_Row] = [(job.get("target") or {}, values) for job, values in jobs]
-        iterations = CounterMetricFamily("gpuenergyd_job_iterations", "Iterations of the job.", labels=labels)
-        for job, values in jobs:
-            iterations.add_metric(values, job["num_iterations"])
-        yield iterations
+        for key, name, text in _JOB_COUNTERS:
+            counter = CounterMetricFamily(f"gpuenergyd_job_{name}", text, labels=labels)
+            for job, values in jobs:
+                if job.get(key) is not None:
+                    counter.add_metric(values, job[key])
+            yield counter
         yield _state_gauge("job", "phase", labels, jobs)
         yield from _gauges("job", _JOB_GAUGES, labels, jobs)
         yield from _gauges("job", _JOB_CARBON_GAUGES, labels, emissions)

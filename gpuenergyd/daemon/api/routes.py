@@ -20,6 +20,8 @@ from gpuenergyd.wire.operator_messages import (
     CalibrationRequest,
     CalibrationStarted,
     CalibrationState,
+    EnergyQuery,
+    EnergyReadings,
     GpuRelease,
     GpuReopen,
     GpusReleased,
@@ -112,6 +114,7 @@ MEASURED_GPUS = Route(
     MeasuredGpus,
     MeasuredGpusKept,
 )
+ENERGY = Route("/v1/energy", "Read the energy counters of GPUs now.", EnergyQuery, EnergyReadings)
 PAST_JOBS = Route(
     "/v1/past-jobs", "The caller's past jobs and imported ones; new jobs start from their curves.", reply=PastJobList
 )
@@ -147,7 +150,7 @@ OPENAPI = Route("/v1/openapi.json", "This document.")
 
 ROUTES = (
     *(RANKS, ITERATIONS, PACE, RELEASE, MEMBERS, MEMBER_PLAN, PIPELINES, LEASES, LEASE_RELEASE),
-    *(GPU_RELEASE, GPU_REOPEN, CALIBRATIONS, CALIBRATION, MEASURED_GPUS),
+    *(GPU_RELEASE, GPU_REOPEN, CALIBRATIONS, CALIBRATION, MEASURED_GPUS, ENERGY),
     *(PAST_JOBS, ALL_PAST_JOBS, PAST_JOB_IMPORT, PAST_JOB_FORGET),
     *(STATUS, JOB, JOB_PATCH, JOB_FIT, METRICS, OPENAPI),
 )

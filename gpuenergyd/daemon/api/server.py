@@ -35,8 +35,10 @@ from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
 from gpuenergyd.daemon.manual_leases.calibration import Calibrations
 from gpuenergyd.daemon.manual_leases.releases import GpuReleases
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, open_pidfd, require_alive
+from gpuenergyd.daemon.runtime.shared_reads import SharedReads
 from gpuenergyd.daemon.runtime.user_rates import UserRates
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, ProtocolError, UsageError
+from gpuenergyd.gpu.link.messages import TakeSnapshot
 from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES, MAX_ITERATION_REPORT_BYTES, MAX_REPLY_BYTES
 from gpuenergyd.wire.daemon_codec import decode, decode_one_or_several, encode
 from gpuenergyd.wire.messages import (
@@ -50,6 +52,9 @@ from gpuenergyd.wire.messages import (
 from gpuenergyd.wire.operator_messages import (
     FILE_FORMAT,
     CalibrationRequest,
+    EnergyQuery,
+    EnergyReading,
+    EnergyReadings,
     GpuRelease,
     GpuReopen,
     MeasuredGpus,
@@ -71,7 +76,13 @@ FRAME_LIMIT_S = 2.0
 _UNREAD_LIMIT_S = 5.0
 """Time after which a client that does not read its responses is disconnected, once they fill the socket."""
 _UNSEEN_PATHS = frozenset(
-    {routes.ITERATIONS.path, routes.PACE.path, routes.PAST_JOB_IMPORT.path, routes.PAST_JOB_FORGET.path}
+    {
+        routes.ENERGY.path,
+        routes.ITERATIONS.path,
+        routes.PACE.path,
+        routes.PAST_JOB_IMPORT.path,
+        routes.PAST_JOB_FORGET.path,
+    }
 )
 """Paths whose requests leave the status snapshot valid: frequent ones, and those that change nothing in the status."""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -139,6 +150,7 @@ class Server:
         self._status_text = SnapshotText(self._status, encode)
         self._metrics = SnapshotText(self._status, metrics_text)
         self._job_detail = job_detail
+        self._energies = SharedReads(self._energy_counter_j)
         self._access = proof_of_use.rules
         self._proof_of_use = proof_of_use
         services = RouteServices(
@@ -179,6 +191,7 @@ class Server:
             routes.CALIBRATIONS: self._start_calibration,
             routes.CALIBRATION: self._get_calibration,
             routes.MEASURED_GPUS: self._administrator_handler(MeasuredGpus, changes.calibrations.keep_measured),
+            routes.ENERGY: self._read_energy,
             routes.PAST_JOBS: self._list_past_jobs,
             routes.ALL_PAST_JOBS: self._list_all_past_jobs,
             routes.PAST_JOB_IMPORT: self._import_past_jobs,
@@ -283,6 +296,21 @@ class Server:
         if state is None:
             return _error(404, f"no calibration {calibration_id[:100]!r}")
         return _json(state)
+
+    async def _read_energy(self, request: web.Request) -> web.Response:
+        wanted = await self._body(request, EnergyQuery, MAX_CONTROL_MESSAGE_BYTES)
+        gpus = self._jobs.services.gpus
+        uuids = [gpus[gpu_uuid].identity.gpu_uuid for gpu_uuid in wanted.gpu_uuids] or [
+            gpu.identity.gpu_uuid for gpu in gpus
+        ]
+        read = await asyncio.gather(*(self._energies.value(gpu_uuid) for gpu_uuid in uuids))
+        return _json(EnergyReadings(tuple(map(EnergyReading, uuids, read))))
+
+    async def _energy_counter_j(self, gpu_uuid: str) -> float | None:
+        try:
+            return (await self._changes.leases.worker.do(TakeSnapshot(gpu_uuid))).total_energy_j
+        except GpuEnergyError:
+            return None
 
     async def _list_past_jobs(self, request: web.Request) -> web.Response:
         return _json(PastJobList(await self._past_jobs.of_user(self._peer(request).uid)))

@@ -280,6 +280,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         "num_trial_iterations": job.knowledge.num_iterations_for[PlanPurpose.TRIAL],
         "num_profile_iterations": job.knowledge.num_iterations_for[PlanPurpose.PROFILE],
         **account_fields(job.account),
+        **runner.recorder.figures.totals.status_fields(),
         "max_slowdown_ratio": job.target.max_slowdown_ratio,
         "max_slowdown_source": _option_source(job, registration, "max_slowdown_ratio"),
         "priority": job.description.priority,

@@ -3,7 +3,7 @@
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpuenergyd.core.job.description import JobRanks
 from gpuenergyd.core.job.issued_plans import MAX_PLANS_KEPT
@@ -15,6 +15,7 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.stages import stage_clocks, stage_energy
 from gpuenergyd.core.measurement.telemetry import ObservedSpan, RankIteration, iteration_window
 from gpuenergyd.daemon.gpus.inventory import utc_at
+from gpuenergyd.daemon.jobs.figures import FiguresOfJob
 from gpuenergyd.daemon.ports import HistoryPort, IterationWatcher, JobServices, ReplicasPort, RunningJob
 from gpuenergyd.store.records import EstimateRecord, IterationRecord
 
@@ -135,13 +136,18 @@ class IterationRecorder:
     """The index and the spans of the last iteration whose instructions were timed."""
     num_estimated: int = 0
     """Iterations of estimated energy, since the daemon started."""
+    figures: FiguresOfJob = field(init=False)
     _estimate_due_mono_ns: int = 0
     _timelines: TimelineSelection = field(default_factory=TimelineSelection)
+
+    def __post_init__(self) -> None:
+        self.figures = FiguresOfJob(self.runner.job)
 
     def record(self, command: RecordIteration) -> None:
         observation, began_at = command.observation, utc_at(command.began_mono_ns)
         low_j, high_j = observation.estimated_range_j or (None, None)
         self.num_estimated += low_j is not None
+        self.figures.totals = self.figures.totals.plus(observation)
         if self.watcher is not None:
             self.watcher.iteration_done(self.runner, observation, command.purpose, began_at)
         if command.spans:
@@ -175,7 +181,9 @@ class IterationRecorder:
         job = self.runner.job
         record = estimate_record(self.runner.job_id, job.estimate(), job.account)
         if record is not None:
-            self.history.write(record)
+            totals = self.figures.totals
+            tokens = (totals.num_tokens, totals.tokens_energy_j) if totals.num_tokens else (None, None)
+            self.history.write(replace(record, num_tokens=tokens[0], tokens_energy_j=tokens[1]))
 
 
 ESTIMATE_EVERY_NS = 2_000_000_000

@@ -288,11 +288,11 @@ class Jobs:
             raise ProtocolError("the reports of a message must all be of one rank")
         reply: IterationReply | None = None
         for report in reports:
-            before = reply.plans if reply is not None else ()
+            before = reply or IterationReply()
             reply = self.handle_report(report, peer)
             if reply is None:
                 return None
-            reply = replace(reply, plans=(*before, *reply.plans))
+            reply = replace(reply, plans=(*before.plans, *reply.plans), figures=reply.figures or before.figures)
             await asyncio.sleep(0)
         return reply
 
@@ -327,6 +327,7 @@ class Jobs:
             power_per_gpu_w=power_w,
             takes_several=True,
             takes_untimed=self._takes_untimed(runner),
+            figures=session.new_figures(runner.last_report_mono_ns),
         )
 
     def _takes_untimed(self, runner: JobRunner) -> bool:

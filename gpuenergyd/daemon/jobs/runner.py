@@ -4,9 +4,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import (
@@ -36,6 +35,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.daemon.gpus.inventory import Gpu, utc_at
 from gpuenergyd.daemon.jobs.audit_log import DAEMON, AuditLog
+from gpuenergyd.daemon.jobs.figures import JobTotals
 from gpuenergyd.daemon.jobs.iterations import IterationObserver, IterationRecorder
 from gpuenergyd.daemon.jobs.leases import JobLeases, LeasesSnapshot
 from gpuenergyd.daemon.jobs.past_jobs import JobRuns
@@ -43,6 +43,7 @@ from gpuenergyd.daemon.jobs.plan_delivery import DeliverySnapshot, PlanDelivery
 from gpuenergyd.daemon.jobs.plan_settings import POWER_LIMITS, POWER_PROFILES, JobSettings, PlanSettingSnapshot
 from gpuenergyd.daemon.jobs.plan_source import JobPlans, PermittedPlans, PolicyHostPlans, PostedPlans, PredictionOnly
 from gpuenergyd.daemon.ports import JobServices, ReplicasPort
+from gpuenergyd.daemon.runtime.actions import Actions, execute
 from gpuenergyd.gpu.link.messages import GpuHealth, LeaseOwner
 from gpuenergyd.store.records import SLOWDOWN_ADVICE, JobEndRecord
 
@@ -50,16 +51,6 @@ log = logging.getLogger(__name__)
 
 _STORY_LINES_LOGGED = 20
 _NOT_CONTROLLED = frozenset({GpuHealth.OBSERVE_ONLY, GpuHealth.RELEASED})
-
-Actions = Mapping[type[Command], Callable[[Any], Awaitable[None] | None]]
-"""For each type of state machine command, the function that executes it."""
-
-
-async def execute(actions: Actions, command: Command) -> None:
-    """Execute one command; the next one must wait until it is done."""
-    done = actions[type(command)](command)
-    if done is not None:
-        await done
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +65,7 @@ class RunnerSnapshot:
     timeline: tuple[int, tuple[ObservedSpan, ...]] | None
     power_limits: PlanSettingSnapshot = field(default_factory=PlanSettingSnapshot)
     power_profiles: PlanSettingSnapshot = field(default_factory=PlanSettingSnapshot)
+    totals: JobTotals = field(default_factory=JobTotals)
 
 
 @dataclass(slots=True)
@@ -333,6 +325,7 @@ class JobRunner:
             timeline=self.recorder.timeline,
             power_limits=self.power_limits.snapshot(),
             power_profiles=self.power_profiles.snapshot(),
+            totals=self.recorder.figures.totals,
         )
 
     def restore(self, snapshot: RunnerSnapshot) -> None:
@@ -340,7 +333,7 @@ class JobRunner:
         self.created_mono_ns, self.last_report_mono_ns = snapshot.created_mono_ns, snapshot.last_report_mono_ns
         self.delivery.restore(snapshot.delivery)
         self.leases.take_over(snapshot.leases)
-        self.recorder.timeline = snapshot.timeline
+        self.recorder.timeline, self.recorder.figures.totals = snapshot.timeline, snapshot.totals
         self.power_limits.restore(snapshot.power_limits)
         self.power_profiles.restore(snapshot.power_profiles)
         self.plans.resume(self.job.current_plan)

@@ -18,6 +18,7 @@ from functools import partial
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.daemon.runtime.process_end import ProcessEnd, process_end
+from gpuenergyd.wire.messages import JobFigures
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +98,16 @@ class RankSession:
     gaps: GapWatch = field(init=False)
     captured: str = ""
     """How clocks were set in the newest iteration if it replayed a CUDA graph; else empty."""
+    figures: JobFigures | None = None
+    """The figures of its job that the rank was sent last."""
+
+    def new_figures(self, now_mono_ns: int) -> JobFigures | None:
+        """Return the job's figures to send; None if the rank was sent them already."""
+        figures = self.runner.recorder.figures.at(now_mono_ns)
+        if figures is self.figures:
+            return None
+        self.figures = figures
+        return figures
 
     @property
     def rank_index(self) -> int:

@@ -222,6 +222,7 @@ def detail_lines(job: Status) -> list[Text]:
         *_target(job),
         *_predicted_saving(job),
         *_outcome(job),
+        *_tokens(job),
         *_cost(job),
         *_slowdown_advice(job),
     ]
@@ -254,6 +255,12 @@ def _expectation(job: Mapping[str, Any]) -> list[Text]:
 def _outcome(job: Mapping[str, Any]) -> list[Text]:
     """Return why a job has saved nothing yet."""
     return [Text(f"no saving so far: {job['outcome_reason']}")] if job.get("outcome", "saved") != "saved" else []
+
+
+def _tokens(job: Mapping[str, Any]) -> list[Text]:
+    """Return the tokens per joule of a program that reports its tokens."""
+    per_j = job.get("tokens_per_j")
+    return [] if per_j is None else [Text(f"tokens: {per_j:.4g} per joule")]
 
 
 def _cost(job: Mapping[str, Any]) -> list[Text]:

@@ -196,6 +196,8 @@ def _energy_lines(report: JobReport) -> list[str]:
         missing = f"; no readings for {time_text(used.missing_s)}" if used.missing_s else ""
         whose = "energy of modules (GPU, processor, memory)" if is_of_modules(report.summary) else "GPU energy"
         lines.append(f"total {whose}: {energy_text(used.energy_j)} measured{estimated}{missing}")
+    if report.tokens_per_j is not None:
+        lines.append(f"tokens: {report.tokens_per_j:.4g} per joule")
     if report.estimate_note:
         lines.append(report.estimate_note)
     if report.cost is not None:

@@ -80,6 +80,9 @@ class JobSummary:
     """Time that the daemon has cost the job's training; None if recorded by a version that did not measure it."""
     cost_ratio: float | None = None
     num_experiments: int | None = None
+    num_tokens: int | None = None
+    """Tokens of measured iterations, and the energy of these; None if the program did not report them."""
+    tokens_energy_j: float | None = None
     tags: tuple[tuple[str, str], ...] = ()
     """User, source revision and other tags reported by the job's processes, by name."""
     host: str | None = None
@@ -206,6 +209,7 @@ def _stored_estimate(row: Row) -> dict[str, Any]:
         *("since_iteration", "num_compared_baseline_iterations", "num_compared_tuned_iterations"),
         *("baseline_time_s", "baseline_energy_j", "iteration_time_s", "energy_per_iteration_j"),
         *("saving_ratio", "slowdown_ratio", "cost_s", "cost_ratio", "num_experiments"),
+        *("num_tokens", "tokens_energy_j"),
     )
     saving, slowdown = row.saving_ratio, row.slowdown_ratio
     return {

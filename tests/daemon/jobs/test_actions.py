@@ -3,7 +3,7 @@
 from typing import get_args, get_type_hints
 
 from gpuenergyd.core.job.messages import Command
-from gpuenergyd.daemon.jobs.runner import Actions
+from gpuenergyd.daemon.runtime.actions import Actions
 from tests.support.job_stage import Stage, play
 from tests.support.led_pipeline import LedPipeline
 

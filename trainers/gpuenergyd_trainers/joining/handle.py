@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from gpuenergyd.client.figures import Metrics, metrics_of
 from gpuenergyd.wire.messages import OrderRow
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank
 
@@ -89,6 +90,10 @@ class Handle:
     def power_per_gpu_w(self) -> float | None:
         """Mean power per GPU in that iteration (W/GPU); None before the first."""
         return self._rank.client.power_per_gpu_w if self._rank is not None else None
+
+    def metrics(self, *, price_per_kwh: float | None = None) -> Metrics:
+        """Return the job's measured figures for the program's own log; see `gpuenergyd.client.figures`."""
+        return metrics_of(self._rank.client.figures if self._rank else None, price_per_kwh=price_per_kwh)
 
     @property
     def num_errors(self) -> int:

@@ -46,6 +46,7 @@ class JoinKeywords(TypedDict, total=False):
     run_key: str | None
     policy: str | None
     max_slowdown_ratio: float | None
+    tokens_per_iteration: int | None
     timer: InstructionTimer | None
     memory: MemoryMeter | None
     allow_reorder: bool | None
@@ -68,6 +69,9 @@ class JoinOptions:
     """Name of the clock policy; by default from GPUENERGYD_JOB_POLICY, else the daemon's."""
     max_slowdown_ratio: float | None = None
     """Permitted slowdown against full speed; by default from GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO, else the daemon's."""
+    tokens_per_iteration: int | None = None
+    """Tokens (or samples) that this replica of the pipeline processes per iteration, for tokens per joule; by default
+    what the framework reports, else unknown."""
     timer: InstructionTimer | None = None
     """The timer of this rank's instructions; by default one for its device."""
     memory: MemoryMeter | None = None
@@ -92,6 +96,7 @@ class PipelineRank:
     place: Place
     device: Any
     """The torch device that runs the instructions."""
+    tokens_per_iteration: int | None = None
     order_of: Callable[[int], tuple[OrderRow, ...]] | None = None
     """Returns the instructions of an iteration with another number of microbatches; None if that number is fixed."""
     reorder_refusal: str = "the order of this schedule cannot be changed from outside"
@@ -235,6 +240,7 @@ def _open_client(options: JoinOptions, rank: PipelineRank, membership: Membershi
         framework=rank.framework,
         policy=options.policy,
         max_slowdown_ratio=options.max_slowdown_ratio,
+        tokens_per_iteration=options.tokens_per_iteration or rank.tokens_per_iteration,
         allow_reorder=options.allow_reorder,
         reorder_refusal=rank.reorder_refusal,
     )

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gpuenergyd_zeusd.shared_reads import SharedReads
+from gpuenergyd.daemon.runtime.shared_reads import SharedReads
 
 
 class Counter:

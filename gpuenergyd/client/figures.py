@@ -1,0 +1,42 @@
+"""A job's measured figures for the program's own log, as the daemon last sent them; reading them asks nobody.
+
+| name | meaning |
+|---|---|
+| `state` | phase of the job, such as `tuned` while a plan is in force |
+| `iteration_energy_j`, `power_w` | mean energy per iteration and mean power of the job's GPUs in the last seconds |
+| `energy_j`, `cost` | energy of all measured iterations so far, and its cost at the given price |
+| `saving_ratio`, `saving_low_ratio`, `saving_high_ratio` | measured energy saving with its 95 % interval |
+| `num_tokens`, `tokens_per_j` | tokens so far, and tokens per joule in the last seconds, if the program reports them |
+| `slowdown_ratio`, `cost_s` | measured slowdown, and the time that the daemon has cost the training so far |
+
+A value is None until it has been measured. Trackers draw numbers only, so `numbers_of` gives the state as the position
+of its name in `STATES`.
+"""
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from gpuenergyd.wire.messages import JobFigures
+
+Metrics: TypeAlias = dict[str, float | str | None]
+
+STATES = ("joining", "warmup", "baseline", "trial", "tuned", "fallback", "paused", "ended")
+_J_PER_KWH = 3.6e6
+_NAMES = tuple(name for name in JobFigures.__dataclass_fields__ if name != "phase")
+
+
+def metrics_of(figures: JobFigures | None, *, price_per_kwh: float | None = None) -> Metrics:
+    """Return all figures by name."""
+    found = figures or JobFigures()
+    metrics: Metrics = {"state": found.phase or None, **{name: getattr(found, name) for name in _NAMES}}
+    metrics["cost"] = None
+    if price_per_kwh is not None and found.energy_j is not None:
+        metrics["cost"] = price_per_kwh * found.energy_j / _J_PER_KWH
+    return metrics
+
+
+def numbers_of(metrics: Mapping[str, float | str | None]) -> dict[str, float]:
+    """Return the known figures as a tracker logs them: `gpuenergyd/power_w` and so on."""
+    state = metrics["state"]
+    numbers = {f"gpuenergyd/{name}": value for name, value in metrics.items() if isinstance(value, int | float)}
+    return {**numbers, "gpuenergyd/state": STATES.index(state)} if state in STATES else numbers

@@ -1,0 +1,127 @@
+"""Energy windows: counters of GPUs read where a `with` block begins and ends, from the daemon, else from pynvml.
+
+The counters only rise, so windows may be nested, overlap, and run on several threads. A counter is updated every 20 to
+100 ms, so a window of a second is measured to a few per cent. Work that a GPU has yet to do when the block ends belongs
+to it, and work of earlier code does not: a torch that uses CUDA is synchronized at both ends.
+"""
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from gpuenergyd.client.connection import HttpConnection
+from gpuenergyd.client.environment import find_gpu_uuid, find_socket_path
+from gpuenergyd.energy_windows.nvml import energy_counters_j
+from gpuenergyd.errors import ProtocolError
+
+logger = logging.getLogger("gpuenergyd.client")
+_READ_LIMIT_S = 1.0
+DAEMON, NVML = "daemon", "nvml"
+
+
+class EnergyWindow:
+    """Time and energy of a `with` block; all None inside the block, and what could not be measured after it."""
+
+    def __init__(self, name: str, gpu_uuids: Sequence[str], socket_path: str | None) -> None:
+        self.name = name
+        self.time_s: float | None = None
+        self.energy_by_gpu_j: dict[str, float] = {}
+        """Energy of each GPU whose counter could be read, by UUID."""
+        self.source: str | None = None
+        """Who read the counters, `daemon` or `nvml`; None if nobody could."""
+        self._gpu_uuids = tuple(gpu_uuids)
+        self._socket_path = find_socket_path(socket_path)
+        self._begun_s = 0.0
+        self._begun_j: dict[str, float] = {}
+
+    @property
+    def energy_j(self) -> float | None:
+        """Energy of all GPUs of the window; None if one of them could not be read at both ends."""
+        by_gpu_j = self.energy_by_gpu_j
+        is_complete = by_gpu_j and set(self._gpu_uuids or self._begun_j) <= set(by_gpu_j)
+        return sum(by_gpu_j.values()) if is_complete else None
+
+    @property
+    def power_w(self) -> float | None:
+        """Mean power of all GPUs of the window; None like the energy."""
+        return self.energy_j / self.time_s if self.energy_j is not None and self.time_s else None
+
+    def __enter__(self) -> Self:
+        self.time_s, self.energy_by_gpu_j = None, {}
+        _synchronize()
+        self._begun_j = self._first_reading()
+        self._begun_s = time.monotonic()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _synchronize()
+        self.time_s = time.monotonic() - self._begun_s
+        ended_j = self._reading(self.source) if self.source is not None else {}
+        pairs = {gpu_uuid: (begun_j, ended_j.get(gpu_uuid, -1.0)) for gpu_uuid, begun_j in self._begun_j.items()}
+        # A counter that has fallen was reset meanwhile.
+        self.energy_by_gpu_j = {uuid: end_j - begin_j for uuid, (begin_j, end_j) in pairs.items() if end_j >= begin_j}
+
+    def _first_reading(self) -> dict[str, float]:
+        """Return the counters by whoever can read them, and use that source at the end, too."""
+        for source in (DAEMON, NVML):
+            if found := self._reading(source):
+                self.source = source
+                return found
+        self.source = None
+        logger.warning(
+            "gpuenergyd: window %s has no energy: no daemon with GPUs at %s, and no driver by pynvml",
+            self.name,
+            self._socket_path,
+        )
+        return {}
+
+    def _reading(self, source: str) -> dict[str, float]:
+        try:
+            if source == NVML:
+                return energy_counters_j(self._gpu_uuids)
+            return _daemon_counters_j(self._socket_path, self._gpu_uuids)
+        except Exception as error:  # noqa: BLE001  whatever fails must not reach the program
+            logger.info("gpuenergyd: window %s: no energy from %s: %r", self.name, source, error)
+            return {}
+
+
+def measure(name: str = "", *, gpu_uuids: Sequence[str] = (), socket_path: str | None = None) -> EnergyWindow:
+    """Return a context manager that measures the energy of its block; never raises.
+
+    Args:
+        name: name of the window in log messages.
+        gpu_uuids: the GPUs to measure; by default the one that this process uses, and if that is not known, all GPUs of
+            the host.
+        socket_path: path of the daemon's socket; by default from GPUENERGYD_SOCKET or the usual places.
+    """
+    own = find_gpu_uuid() if not gpu_uuids else None
+    return EnergyWindow(name, (own,) if own else gpu_uuids, socket_path)
+
+
+def _daemon_counters_j(socket_path: str, gpu_uuids: Sequence[str]) -> dict[str, float]:
+    connection = HttpConnection(socket_path)
+    try:
+        body = json.dumps({"gpu_uuids": gpu_uuids}).encode()
+        status, data = connection.request("POST", "/v1/energy", body, limit_s=_READ_LIMIT_S)
+    finally:
+        connection.close()
+    if status != 200:
+        raise ProtocolError(f"HTTP {status}: {data[:200]!r}")
+    counters = {gpu["gpu_uuid"]: gpu["total_energy_j"] for gpu in json.loads(data)["gpus"]}
+    return {gpu_uuid: float(value) for gpu_uuid, value in counters.items() if value is not None}
+
+
+def _synchronize() -> None:
+    """Wait until the GPU has done what torch has launched so far."""
+    torch: Any = sys.modules.get("torch")
+    try:
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except Exception:
+        logger.info("gpuenergyd: the GPU could not be synchronized", exc_info=True)

@@ -1,0 +1,63 @@
+"""The figures of a job for the program's own log: measured ones only, without a request of their own."""
+
+from pathlib import Path
+
+import gpuenergyd
+from gpuenergyd.client.figures import STATES, metrics_of, numbers_of
+from gpuenergyd.core.job.messages import JobPhase
+from gpuenergyd.wire.messages import JobFigures
+from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
+from tests.support.waiting import wait_until
+
+FIGURES = {"phase": "tuned", "iteration_energy_j": 812.5, "power_w": 290.0, "energy_j": 7.2e6, "from_later_version": 1}
+
+
+def test_states_are_numbered_in_the_order_of_the_phases_of_a_job() -> None:
+    assert tuple(JobPhase) == STATES
+
+
+def test_what_is_not_measured_is_none_and_left_out_of_the_log() -> None:
+    unknown = metrics_of(None, price_per_kwh=0.3)
+    known = metrics_of(JobFigures("tuned", energy_j=7.2e6, saving_ratio=0.0), price_per_kwh=0.3)
+
+    assert set(unknown.values()) == {None}
+    assert numbers_of(unknown) == {}
+    assert numbers_of(known) == {
+        "gpuenergyd/state": 4,
+        "gpuenergyd/energy_j": 7.2e6,
+        "gpuenergyd/cost": 0.6,
+        "gpuenergyd/saving_ratio": 0.0,
+    }
+
+
+def test_a_loop_reads_what_the_daemon_last_sent_even_after_its_end(tmp_path: Path) -> None:
+    with FakeDaemon(tmp_path) as daemon:
+        with gpuenergyd.job("loop", gpu_uuid="GPU-1", socket_path=daemon.socket_path, phases=False) as job:
+            before = job.metrics()
+            daemon.figures = {"figures": FIGURES}  # type: ignore[dict-item]  # the other figures are numbers
+
+            def has_figures() -> bool:
+                with job.iteration():
+                    pass
+                return job.metrics()["power_w"] is not None
+
+            wait_until(has_figures)
+            daemon.figures = {}
+        num_messages = daemon.num_messages
+        after = job.metrics()
+
+    assert set(before.values()) == {None}
+    assert (after["state"], after["iteration_energy_j"], after["power_w"]) == ("tuned", 812.5, 290.0)
+    assert daemon.num_messages == num_messages
+
+
+def test_each_report_has_the_tokens_of_its_own_iteration(tmp_path: Path) -> None:
+    with FakeDaemon(tmp_path) as daemon:
+        with gpuenergyd.job("loop", gpu_uuid="GPU-1", socket_path=daemon.socket_path, phases=False) as job:
+            for num_tokens in (100, None, 300):
+                with job.iteration(num_tokens=num_tokens):
+                    pass
+        daemon.releases.get(timeout=WAIT_LIMIT_S)
+        reports = [daemon.reports.get(timeout=WAIT_LIMIT_S) for _ in range(3)]
+
+    assert [report.get("num_tokens") for report in reports] == [100, None, 300]
