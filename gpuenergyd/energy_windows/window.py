@@ -68,7 +68,7 @@ class EnergyWindow:
         self.energy_by_gpu_j = {uuid: end_j - begin_j for uuid, (begin_j, end_j) in pairs.items() if end_j >= begin_j}
 
     def _first_reading(self) -> dict[str, float]:
-        """Return the counters by whoever can read them, and use that source at the end, too."""
+        """Return the counters by the first source that can read them, and use that source at the end, too."""
         for source in (DAEMON, NVML):
             if found := self._reading(source):
                 self.source = source

@@ -13,7 +13,7 @@ HTTP/1.1 with JSON bodies on the daemon's Unix socket; (A) is for administrators
     POST  /v1/calibrations        CalibrationRequest -> CalibrationStarted
     GET   /v1/calibrations/{id}                      -> CalibrationState
     POST  /v1/measured-gpus       MeasuredGpus       -> MeasuredGpusKept  (A)
-    POST  /v1/energy              EnergyQuery        -> EnergyReadings
+    POST  /v1/energy              CounterQuery        -> CounterReadings
 """
 
 from dataclasses import dataclass, fields
@@ -249,14 +249,14 @@ class MeasuredGpusKept:
 
 
 @dataclass(frozen=True, slots=True)
-class EnergyQuery:
+class CounterQuery:
     """GPUs whose energy counters are wanted; all GPUs if none is named."""
 
     gpu_uuids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class EnergyReading:
+class CounterReading:
     """A GPU's energy counter, read after the request; None if the driver does not give it."""
 
     gpu_uuid: str
@@ -264,7 +264,7 @@ class EnergyReading:
 
 
 @dataclass(frozen=True, slots=True)
-class EnergyReadings:
+class CounterReadings:
     """Reply: the energy counter of each GPU."""
 
-    gpus: tuple[EnergyReading, ...]
+    gpus: tuple[CounterReading, ...]

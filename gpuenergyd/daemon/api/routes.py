@@ -20,8 +20,8 @@ from gpuenergyd.wire.operator_messages import (
     CalibrationRequest,
     CalibrationStarted,
     CalibrationState,
-    EnergyQuery,
-    EnergyReadings,
+    CounterQuery,
+    CounterReadings,
     GpuRelease,
     GpuReopen,
     GpusReleased,
@@ -114,7 +114,7 @@ MEASURED_GPUS = Route(
     MeasuredGpus,
     MeasuredGpusKept,
 )
-ENERGY = Route("/v1/energy", "Read the energy counters of GPUs now.", EnergyQuery, EnergyReadings)
+ENERGY = Route("/v1/energy", "Read the energy counters of GPUs now.", CounterQuery, CounterReadings)
 PAST_JOBS = Route(
     "/v1/past-jobs", "The caller's past jobs and imported ones; new jobs start from their curves.", reply=PastJobList
 )

@@ -52,9 +52,9 @@ from gpuenergyd.wire.messages import (
 from gpuenergyd.wire.operator_messages import (
     FILE_FORMAT,
     CalibrationRequest,
-    EnergyQuery,
-    EnergyReading,
-    EnergyReadings,
+    CounterQuery,
+    CounterReading,
+    CounterReadings,
     GpuRelease,
     GpuReopen,
     MeasuredGpus,
@@ -298,13 +298,13 @@ class Server:
         return _json(state)
 
     async def _read_energy(self, request: web.Request) -> web.Response:
-        wanted = await self._body(request, EnergyQuery, MAX_CONTROL_MESSAGE_BYTES)
+        wanted = await self._body(request, CounterQuery, MAX_CONTROL_MESSAGE_BYTES)
         gpus = self._jobs.services.gpus
         uuids = [gpus[gpu_uuid].identity.gpu_uuid for gpu_uuid in wanted.gpu_uuids] or [
             gpu.identity.gpu_uuid for gpu in gpus
         ]
         read = await asyncio.gather(*(self._energies.value(gpu_uuid) for gpu_uuid in uuids))
-        return _json(EnergyReadings(tuple(map(EnergyReading, uuids, read))))
+        return _json(CounterReadings(tuple(map(CounterReading, uuids, read))))
 
     async def _energy_counter_j(self, gpu_uuid: str) -> float | None:
         try:

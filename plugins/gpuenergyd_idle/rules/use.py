@@ -48,7 +48,7 @@ class UseReading:
     has_job: bool = False
     """Whether a rank of a job, or a lease, has the GPU."""
     is_in_long_pause: bool = False
-    """Whether this job has announced a pause, and its clocks were given back since."""
+    """Whether this job has announced a pause, and the clocks have been as found since then."""
 
 
 def use_of(reading: UseReading) -> GpuUse:
