@@ -43,9 +43,9 @@ from gpuenergyd.store.records import ORDER_ADVICE
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_sim.driver.host import SimulatedHost
 from gpuenergyd_sim.training.gpt_pipeline import GptRank
-from gpuenergyd_sim.training.simulated_memory import SimulatedMemory
 from gpuenergyd_trainers.torch_pipelining import attach
 from tests.support.daemon_process import running_daemon
+from tests.support.simulated_memory import SimulatedMemory
 from tests.trainers.executed import TracedStage, share_trace
 from tests.trainers.pipeline_processes import run_ranks
 

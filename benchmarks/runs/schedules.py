@@ -49,11 +49,11 @@ from gpuenergyd_sim.driver.device_parameters import MODELS
 from gpuenergyd_sim.driver.host import SimulatedHost
 from gpuenergyd_sim.training.gpt_model import loss_of
 from gpuenergyd_sim.training.gpt_pipeline import PIPELINES, GptRank
-from gpuenergyd_sim.training.simulated_memory import SavedActivations
 from gpuenergyd_trainers.joining.handle import Handle
 from gpuenergyd_trainers.torch_inflight import Schedule1F1BExtraInflight
 from gpuenergyd_trainers.torch_pipelining import attach
 from tests.support.daemon_process import running_daemon
+from tests.support.simulated_memory import SavedActivations
 from tests.trainers.executed import TracedStage, share_trace
 from tests.trainers.pipeline_processes import run_ranks
 

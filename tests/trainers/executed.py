@@ -3,11 +3,10 @@
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch.distributed.pipelining import PipelineStage
 
 from gpuenergyd.wire.messages import OrderRow
-from gpuenergyd_sim.training.simulated_memory import SavedActivations
+from tests.support.simulated_memory import SavedActivations
 
 
 def num_inflight(stage: Any) -> int:
@@ -31,7 +30,7 @@ class TracedStage(PipelineStage):
         if self.saved is None:
             result = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         else:
-            with torch.autograd.graph.saved_tensors_hooks(self.saved.pack, SavedActivations.unpack):
+            with self.saved.counting():
                 result = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         self.peak_inflight = max(self.peak_inflight, num_inflight(self))
         return result

@@ -16,7 +16,6 @@ from gpuenergyd.core.pipeline.graph import Schedule, one_forward_one_backward  #
 from gpuenergyd.core.pipeline.reorder import check_orders, split_in_place  # noqa: E402
 from gpuenergyd_policies.planning.orders.shape import RankShape, shaped_schedule  # noqa: E402
 from gpuenergyd_sim.training.gpt_model import build_stage, loss_of, make_batch  # noqa: E402
-from gpuenergyd_sim.training.simulated_memory import SimulatedMemory  # noqa: E402
 from gpuenergyd_trainers.joining.handle import Handle, WrappedAttribute  # noqa: E402
 from gpuenergyd_trainers.joining.memory import CudaMemory, MicrobatchMemory  # noqa: E402
 from gpuenergyd_trainers.joining.ordered_rank import order_rows  # noqa: E402
@@ -24,6 +23,7 @@ from gpuenergyd_trainers.joining.place import Coordinate, Place, given_place  # 
 from gpuenergyd_trainers.torch_pipelining import attach  # noqa: E402
 from gpuenergyd_trainers.torch_reorder import ReorderedSteps, exchange_blocks, reorder_refusal  # noqa: E402
 from tests.client.fake_daemon import FakeDaemon, plan_slice  # noqa: E402
+from tests.support.simulated_memory import SimulatedMemory  # noqa: E402
 from tests.support.thorough import thorough  # noqa: E402
 from tests.trainers.executed import TracedStage, share_trace  # noqa: E402
 from tests.trainers.pipeline_processes import Pace, run_ranks  # noqa: E402

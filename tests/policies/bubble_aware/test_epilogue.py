@@ -1,18 +1,26 @@
 """Epilogues: the time that each rank needs after its last instruction, and plans that leave room for it."""
 
 from dataclasses import replace
+from itertools import pairwise
 from statistics import median
 
 import pytest
 
 from gpuenergyd.core.job.messages import JobPhase
-from gpuenergyd.core.pipeline.graph import Instruction, InstructionClass, InstructionKind, Schedule
+from gpuenergyd.core.pipeline.graph import (
+    Instruction,
+    InstructionClass,
+    InstructionKind,
+    Schedule,
+    one_forward_one_backward,
+)
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.observed_pipeline import contradiction, observed_pipeline
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
-from gpuenergyd_sim.virtual_training.work import A100Work
+from gpuenergyd_sim.virtual_training.work import A100Work, a100_stages
 
 F, I, W = InstructionKind.F, InstructionKind.I, InstructionKind.W  # noqa: E741  torch's own name
 NUM_MICROBATCHES = 4
@@ -133,3 +141,25 @@ def test_a_rank_cannot_work_longer_than_an_iteration_takes_beyond_noise(view: Jo
     assert text is not None
     assert text.startswith("by the schedule, the measured instructions of rank 1 take 5.0% longer than iterations")
     assert found(1.6 / 1.05, 0.06) is None, "within three standard errors of 12 iterations"
+
+
+class WaitsAsWork(VirtualTraining):
+    """Instructions are recorded from the end of the previous one on, so that waits for other ranks count as work."""
+
+    def _run_pipeline(self) -> tuple[dict[Instruction, tuple[float, float]], float]:
+        spans, end_s = super()._run_pipeline()
+        ends_s = {instruction: span[1] for instruction, span in spans.items()}
+        for before, own in (pair for order in self.running.orders for pair in pairwise(order)):
+            spans[own] = ends_s[before], ends_s[own]
+        return spans, end_s
+
+
+def test_a_job_whose_waits_are_recorded_as_work_stays_at_full_speed() -> None:
+    run = WaitsAsWork(one_forward_one_backward(4, 8), a100_stages([1.0, 1.1, 0.9, 1.0]), BubbleAware())
+    run.run(60)
+
+    view = run.job.view()
+    assert view is not None
+    assert {plan.purpose for plan in view.issued_plans} == {PlanPurpose.BASELINE}
+    assert all("their times seem to include waits for other ranks" in plan.reason for plan in view.issued_plans)
+    assert len(view.issued_plans) <= 4, "it was decided again before twice as many iterations had run"
