@@ -73,11 +73,7 @@ class JobBlocks:
         return self.options.calibrate()
 
     def rehearse(self, arm: Arm, *, num_iterations: int) -> None:
-        """Let the arm's policy make a plan, so that the planner is compiled and the profile known in every block.
-
-        Raises:
-            ProofError: as for a block.
-        """
+        """Let the arm's policy make a plan, so that the planner is compiled and the profile known in every block."""
         self.run_block(arm, num_iterations=num_iterations)
 
     def run_block(self, arm: Arm, *, num_iterations: int) -> Block:

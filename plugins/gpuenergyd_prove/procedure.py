@@ -34,11 +34,7 @@ class BlockRunner(Protocol):
         ...
 
     def rehearse(self, arm: Arm, *, num_iterations: int) -> None:
-        """Run the training under one arm without counting it, so that planner and profile are ready for later blocks.
-
-        Raises:
-            ProofError: as for a block.
-        """
+        """Run the training under one arm without counting it, so that planner and profile are ready later."""
         ...
 
     def run_block(self, arm: Arm, *, num_iterations: int) -> Block:

@@ -1,5 +1,7 @@
 """Sets up a proof: its arms, and its blocks under the running daemon or a private one on simulated GPUs."""
 
+import shutil
+import sys
 import tempfile
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -15,12 +17,15 @@ from gpuenergyd_prove.block_options import BlockOptions
 from gpuenergyd_prove.job_blocks import JobBlocks
 from gpuenergyd_prove.procedure import ProofRequest
 from gpuenergyd_prove.proof.registration import BASELINE_ARM, Arm
-from gpuenergyd_prove.simulated_host import simulated_host
 from gpuenergyd_prove.training_blocks import TrainingBlocks
-from gpuenergyd_sim.private_daemon.processes import raise_on_termination
+from gpuenergyd_sim.driver.host import SimulatedHost
+from gpuenergyd_sim.driver.world_kinds import WorldKind
+from gpuenergyd_sim.private_daemon.daemon import forget_settings, start_daemon, wait_for_daemon
+from gpuenergyd_sim.private_daemon.processes import Children, raise_on_termination
 
 OURS = "tuned"
-_SIMULATED_JOB, _SIMULATED_MICROBATCHES = "proof-simulated", 8
+_SIMULATED_JOB, _NUM_GPUS, _GPU_MODEL = "proof-simulated", 4, "a100-sxm"
+_SHORT = Path("/tmp")  # noqa: S108  a socket's path is limited to 107 characters; the name is unguessable
 
 
 def arms(policy: str, against: list[str]) -> tuple[Arm, ...]:
@@ -77,7 +82,27 @@ def request(blocks: TrainingBlocks | JobBlocks, arms: tuple[Arm, ...], **values:
 
 
 def _simulated_blocks(stack: ExitStack, seed: int) -> TrainingBlocks:
-    host = stack.enter_context(simulated_host(_SIMULATED_JOB, seed=seed, microbatches=_SIMULATED_MICROBATCHES))
-    client = stack.enter_context(closing(DaemonClient(host.socket_path)))
-    options = BlockOptions(client, host.socket_path, check=host.check)
-    return TrainingBlocks(options, host.command, host.folder, losses_path=host.losses_path, job_name=_SIMULATED_JOB)
+    """Return blocks of the demo's training under a private daemon on simulated GPUs; the stack ends and removes all."""
+    forget_settings()
+    folder = Path(tempfile.mkdtemp(prefix="gpuenergyd-prove-", dir=_SHORT))
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    world, losses_path, socket_path = folder / "world", folder / "losses.txt", str(folder / "run" / "gpuenergyd.sock")
+    SimulatedHost.create(world, [_GPU_MODEL] * _NUM_GPUS, seed=seed, kind=WorldKind.UNKIND).close()
+    (folder / "config.toml").touch()
+    raise_on_termination()
+    children = stack.enter_context(Children(folder))
+    start_daemon(children, folder, "--driver", "simulated", "--world", str(world))
+    client = stack.enter_context(closing(DaemonClient(socket_path)))
+    wait_for_daemon(client, children.check)
+    command = (
+        sys.executable, "-m", "gpuenergyd_sim.training.gpt",
+        "--world", str(world),
+        "--stages", str(_NUM_GPUS),
+        "--microbatches", "8",
+        "--seed", str(seed),
+        "--job", _SIMULATED_JOB,
+        "--run-ahead", "1",
+        "--losses-out", str(losses_path),
+    )  # fmt: skip
+    options = BlockOptions(client, socket_path, check=children.check)
+    return TrainingBlocks(options, command, folder, losses_path=losses_path, job_name=_SIMULATED_JOB)

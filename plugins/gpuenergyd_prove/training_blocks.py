@@ -58,11 +58,7 @@ class TrainingBlocks:
         return self.options.calibrate()
 
     def rehearse(self, arm: Arm, *, num_iterations: int) -> None:
-        """Run the program once under the arm's policy, so that planner and profile are ready in every block.
-
-        Raises:
-            ProofError: as for a block.
-        """
+        """Run the program once under the arm's policy, so that planner and profile are ready in every block."""
         self.run_block(arm, num_iterations=max(num_iterations, _LEAST_REHEARSED))
 
     def run_block(self, arm: Arm, *, num_iterations: int) -> Block:

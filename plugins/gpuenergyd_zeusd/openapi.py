@@ -47,52 +47,40 @@ SCHEMAS: Mapping[str, Any] = {
 
 def zeusd_paths(errors: Mapping[str, str]) -> dict[str, Any]:
     """Return the paths; `errors` are the descriptions of the error statuses."""
+    refusal = {"application/json": {"schema": {"$ref": "#/components/schemas/ZeusdRefusal"}}}
+    refusals = {code: {"description": meaning, "content": refusal} for code, meaning in errors.items()}
+
+    def get(summary: str, success: dict[str, Any] | None = None, *, selects_gpus: bool = False) -> dict[str, Any]:
+        described = {"summary": summary, "responses": ({} if success is None else {"200": success}) | refusals}
+        return {"get": described | ({"parameters": [_parameter("gpu_ids", _INDICES)]} if selects_gpus else {})}
+
+    events = {"description": "Events.", "content": {"text/event-stream": {"schema": {"type": "string"}}}}
     paths = {
-        "/discover": _operation("get", "GPUs and available API groups.", {}, _json({"type": "object"}), errors),
-        "/time": _operation("get", "Wall-clock time in ms.", {}, _json({"type": "object"}), errors),
-        "/auth/whoami": _operation(
-            "get", "Always 404: clients are identified by kernel credentials.", {}, None, errors
-        ),
-        "/gpu/stream_power": _operation(
-            "get",
-            "Server-sent events with the power of each GPU: now, then at each change.",
-            {"gpu_ids": (_INDICES, False)},
-            {"description": "Events.", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
-            errors,
+        "/discover": get("GPUs and available API groups.", _json({"type": "object"})),
+        "/time": get("Wall-clock time in ms.", _json({"type": "object"})),
+        "/auth/whoami": get("Always 404: clients are identified by kernel credentials."),
+        "/gpu/stream_power": get(
+            "Server-sent events with the power of each GPU: now, then at each change.", events, selects_gpus=True
         ),
     }
     for name, (summary, parameters) in _CHANGES.items():
-        all_parameters = {
-            key: (schema, True) for key, schema in {"gpu_ids": _INDICES, "block": _BOOLEAN, **parameters}.items()
+        given = {"gpu_ids": _INDICES, "block": _BOOLEAN, **parameters}
+        paths[f"/gpu/{name}"] = {
+            "post": {
+                "summary": summary,
+                "responses": {"200": {"description": "Success; no body."}} | refusals,
+                "parameters": [_parameter(key, schema, is_required=True) for key, schema in given.items()],
+            }
         }
-        paths[f"/gpu/{name}"] = _operation(
-            "post", summary, all_parameters, {"description": "Success; no body."}, errors
-        )
     for name, summary in _READINGS.items():
-        paths[f"/gpu/{name}"] = _operation("get", summary, {"gpu_ids": (_INDICES, False)}, _json(_PER_GPU), errors)
+        paths[f"/gpu/{name}"] = get(summary, _json(_PER_GPU), selects_gpus=True)
     for name in ("get_cumulative_energy", "get_power", "stream_power"):
-        paths[f"/cpu/{name}"] = _operation("get", "Always 404: CPU readings are not available.", {}, None, errors)
+        paths[f"/cpu/{name}"] = get("Always 404: CPU readings are not available.")
     return paths
 
 
-def _operation(
-    method: str,
-    summary: str,
-    parameters: dict[str, tuple[dict[str, Any], bool]],
-    success: dict[str, Any] | None,
-    errors: Mapping[str, str],
-) -> dict[str, Any]:
-    refusal = {"application/json": {"schema": {"$ref": "#/components/schemas/ZeusdRefusal"}}}
-    responses = {code: {"description": meaning, "content": refusal} for code, meaning in errors.items()}
-    if success is not None:
-        responses = {"200": success, **responses}
-    described: dict[str, Any] = {"summary": summary, "responses": responses}
-    if parameters:
-        described["parameters"] = [
-            {"name": name, "in": "query", "required": is_required, "schema": schema}
-            for name, (schema, is_required) in parameters.items()
-        ]
-    return {method: described}
+def _parameter(name: str, schema: dict[str, Any], *, is_required: bool = False) -> dict[str, Any]:
+    return {"name": name, "in": "query", "required": is_required, "schema": schema}
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:

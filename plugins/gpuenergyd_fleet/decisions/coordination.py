@@ -219,21 +219,15 @@ class _Decision:
                 wanted_w = min(before.power_w, wanted_w) if is_over else before.power_w
                 if before.end_s - self.now_s > min(rules.renew_s, 0.5 * (end_s - self.now_s)):
                     return
-        lease = self._best(own, number, wanted_w, end_s, fallback)
+        possible = self._possible(own, number, wanted_w, end_s, fallback)
+        lease = next((lease for lease in possible if self._fits(own, lease)), None)
         if lease is None:
             return
-        is_same = before is not None and abs(lease.power_w - before.power_w) <= rules.step_ratio * own.held.share_w
-        if is_same and before is not None and not is_over and lease.end_s < before.end_s + 1.0:
-            is_known = not self._differs(before, lease.fallback, own)
-            if is_known:
+        if before is not None and not is_over and lease.end_s < before.end_s + 1.0:
+            is_same = abs(lease.power_w - before.power_w) <= rules.step_ratio * own.held.share_w
+            if is_same and not self._differs(before, lease.fallback, own):
                 return
         self._add(own, lease)
-
-    def _best(
-        self, own: FleetHost, number: int, wanted_w: float, end_s: float, fallback: tuple[Fallback, ...]
-    ) -> Lease | None:
-        possible = self._possible(own, number, wanted_w, end_s, fallback)
-        return next((lease for lease in possible if self._fits(own, lease)), None)
 
     def _possible(
         self, own: FleetHost, number: int, wanted_w: float, end_s: float, fallback: tuple[Fallback, ...]

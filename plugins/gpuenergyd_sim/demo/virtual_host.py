@@ -121,11 +121,7 @@ class VirtualHost:
         return any(not rank.is_alive for rank in self._rank_processes())
 
     def check(self) -> None:
-        """Check that no process has failed.
-
-        Raises:
-            GpuEnergyError: the daemon has refused its settings, or a process has failed.
-        """
+        """Raise if the daemon has refused its settings, or a process has failed."""
         if self._refusal is not None:
             raise self._refusal
         for process in filter(None, [self._daemon, *self._rank_processes()]):

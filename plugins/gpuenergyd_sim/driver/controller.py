@@ -38,6 +38,7 @@ class SimulatedGpus:
         mono_ns: Callable[[], int] = time.monotonic_ns,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        self.path = path
         self._world = World(path, mono_ns=mono_ns)
         self._mono_ns = mono_ns
         self._sleep = sleep
@@ -59,10 +60,6 @@ class SimulatedGpus:
             )
             for index, (uuid, model) in enumerate(zip(self._world.uuids, self._world.models, strict=True))
         )
-
-    @property
-    def path(self) -> Path:
-        return self._world.path
 
     def release(self, gpu_uuids: Collection[str]) -> None:
         """Do nothing, since there are no handles of single GPUs."""

@@ -70,7 +70,7 @@ class World:
     """An open world file."""
 
     def __init__(self, path: Path, *, mono_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        self._path = path
+        self.path = path
         self._mono_ns = mono_ns
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -99,10 +99,6 @@ class World:
             known |= {"key": _text(key), "model_name": _text(name), "is_blocking_power_published": bool(is_published)}
             self.models.append(DeviceParameters(**known))
         self._reset_if_rebooted()
-
-    @property
-    def path(self) -> Path:
-        return self._path
 
     @contextlib.contextmanager
     def gpu(self, index: int) -> Iterator[GpuRecord]:

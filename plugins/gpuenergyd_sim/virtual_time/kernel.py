@@ -342,7 +342,8 @@ class VirtualKernel:
             heapq.heappop(self._timers)
         if not self._timers:
             if not self._look_at_descriptors(_OUTSIDE_WAIT_MS) and self._keeps_real_time is None:
-                raise DeadlockError(f"nothing will happen any more; waiting: {', '.join(self._waiting())}")
+                waiting = ", ".join(f"fd {fd}" for fd in self._waits_by_fd)
+                raise DeadlockError(f"nothing will happen any more; waiting: {waiting}")
             return
         next_ns = self._timers[0][0]
         if self._keeps_real_time is not None:
@@ -386,6 +387,3 @@ class VirtualKernel:
         else:
             with contextlib.suppress(KeyError):
                 self._poll.unregister(fd)
-
-    def _waiting(self) -> list[str]:
-        return [f"fd {fd}" for fd in self._waits_by_fd]
