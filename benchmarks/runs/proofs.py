@@ -112,7 +112,7 @@ def tampering(folder: Path, seed: int) -> dict[str, dict[str, Any]]:
             continue  # one round less could not be registered at all
         tried += 1
         for name, change in TAMPERING.items():
-            reason = is_caught(path, change, folder / f"copy-{number}-{change.__name__}")
+            reason = is_caught(path, change, folder / f"copy-{number}-{name.replace(' ', '-')}")
             counts[name]["tried"] += 1
             counts[name]["caught"] += reason is not None
             counts[name]["reason"] = counts[name]["reason"] or reason

@@ -71,6 +71,10 @@ def serving(script: Script) -> Iterator[ScriptedServer]:
             except OSError:
                 self.close_connection = True
 
+        def do_POST(self) -> None:  # noqa: N802  as above
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_GET()
+
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     httpd.daemon_threads = False
     server = ScriptedServer(f"http://127.0.0.1:{httpd.server_address[1]}")

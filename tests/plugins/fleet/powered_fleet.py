@@ -39,7 +39,6 @@ class VirtualBudgetDaemon:
 
     @property
     def now_at(self) -> datetime:
-        """The virtual instant."""
         return datetime.fromtimestamp(self.clock.now_s, tz=UTC)
 
     @property
@@ -87,22 +86,18 @@ class PoweredFleet:
 
     @cached_property
     def daemons(self) -> tuple[VirtualBudgetDaemon, ...]:
-        """The daemon of each host."""
         pairs = zip(self.hosts, self.shares_w, strict=True)
         return tuple(VirtualBudgetDaemon(host, share_w, self.clock) for host, share_w in pairs)
 
     @cached_property
     def followers(self) -> tuple[Follower, ...]:
-        """The follower of each host."""
         return tuple(Follower(f"host-{k}", self.store, daemon) for k, daemon in enumerate(self.daemons))
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of all jobs."""
         return sum(job.num_gpus for host in self.hosts for job in host.jobs)
 
     def run(self, seconds: float) -> None:
-        """Let time pass."""
         period = round(EXCHANGE_S / SAMPLE_S)
         for _ in range(round(seconds / SAMPLE_S)):
             for k, follower in enumerate(self.followers):

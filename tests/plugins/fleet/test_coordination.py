@@ -32,7 +32,6 @@ class Host:
         self.held = HeldPower(self.share_w)
 
     def budget_w(self, now_s: float) -> float:
-        """Return what it keeps to."""
         lease, own_s = self.applied, now_s + self.skew_s
         if lease is not None and own_s < lease.end_s:
             return lease.power_w
@@ -40,7 +39,6 @@ class Host:
         return min([self.share_w, *(f.power_w for f in entries if f.start_s <= own_s < f.end_s)])
 
     def seen(self, name: str) -> FleetHost:
-        """Return what the coordinator knows."""
         return FleetHost(name, self.reported_s, self.held, HostDemand(self.share_w, self.demand))
 
     def hand_out(self, lease: Lease) -> None:
@@ -78,7 +76,6 @@ class Fleet:
 
     @property
     def total_w(self) -> float:
-        """The sum of what all hosts keep to."""
         return sum(host.budget_w(self.now_s) for host in self.hosts.values())
 
 

@@ -31,14 +31,12 @@ class MemoryStore:
     kept: dict[str, GridEvent] = field(default_factory=dict)
 
     def put_event(self, event: GridEvent) -> bool:
-        """Keep an event."""
         has_changed = replaces(event, self.kept.get(event.event_id))
         if has_changed:
             self.kept[event.event_id] = event
         return has_changed
 
     def events(self) -> tuple[GridEvent, ...]:
-        """Return all events."""
         return tuple(self.kept.values())
 
 

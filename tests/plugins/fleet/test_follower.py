@@ -26,12 +26,10 @@ class Daemon:
     requests: list[Any] = field(default_factory=list)
 
     def get(self, path: str) -> dict[str, Any]:
-        """Return the state."""
         assert path == "/v1/power-budget"
         return self.state
 
     def put(self, path: str, body: object) -> dict[str, Any]:
-        """Keep a request."""
         self.get(path)
         self.requests.append(body)
         return self.state
@@ -48,7 +46,6 @@ class Store:
     problem: str | None = None
 
     def report(self, host: str, report: HostReport) -> tuple[Lease | None, float]:
-        """Keep a report."""
         if self.problem is not None:
             raise StoreError(self.problem)
         assert host == "a"
@@ -56,7 +53,6 @@ class Store:
         return self.lease, self.left_s
 
     def confirm(self, host: str, number: int) -> None:
-        """Keep a confirmation."""
         assert host == "a"
         self.confirmed.append(number)
 

@@ -72,14 +72,3 @@ def test_an_announced_event_holds_although_the_coordinator_died_and_one_host_los
     fleet.run(6.0 + 15.0)
     before_w = max(_means_w(fleet, event.start_s - 20, event.start_s - 12))
     assert max(_means_w(fleet, event.start_s + 2, event.end_s)) <= 1.02 * 0.75 * before_w
-
-
-def test_a_host_that_never_hears_of_an_event_keeps_its_share_and_the_other_makes_room(fleet: PoweredFleet) -> None:
-    fleet.run(5.0)
-    fleet.cut_off = {0}
-    fleet.run(75.0)
-    event = _event(fleet, 0.0, 20.0)
-    fleet.run(20.0)
-    assert fleet.budgets_w(0, 15.0) == {fleet.shares_w[0]}
-    limit_w = 0.75 * max(_means_w(fleet, event.start_s - 60, event.start_s))
-    assert max(_means_w(fleet, event.start_s + 8, event.end_s)) <= 1.02 * limit_w

@@ -22,7 +22,6 @@ class Clock:
     now_s: float = NOW_S
 
     def __call__(self) -> float:
-        """Return the instant."""
         return self.now_s
 
 

@@ -4,7 +4,6 @@ import http.client
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -138,7 +137,3 @@ def test_an_address_that_cannot_be_used_is_reported_in_one_line() -> None:
         WebhookServer("nowhere", 0, _receiver())
     with pytest.raises(UsageError, match=r"cannot serve on 192\.0\.2\.1:0: Cannot assign requested address$"):
         WebhookServer("192.0.2.1", 0, _receiver())  # of no host: reserved for documents
-
-
-def test_time_is_the_clock_of_the_host_unless_given() -> None:
-    assert abs(EventReceiver(MemoryStore(), KEY).clock() - time.time()) < 60

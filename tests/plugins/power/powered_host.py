@@ -44,7 +44,6 @@ class Running:
 
     @property
     def power_w(self) -> float:
-        """Mean power of all GPUs."""
         return sum(float(own[-1]) for own in self.until_j) / self.time_s
 
     def mean_w(self, rank: int, begin_s: float, length_s: float) -> float:
@@ -109,7 +108,6 @@ class TableJob:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of the job."""
         return self.graph.num_ranks * self.copies
 
     @cached_property
@@ -120,7 +118,6 @@ class TableJob:
 
     @cached_property
     def full_speed(self) -> Running:
-        """Iterations at full speed."""
         return self.running(self.plan(None))
 
     @cached_property
@@ -197,7 +194,6 @@ class TableJob:
         return self.full_speed.time_s if asked_s is None else asked_s
 
     def view(self) -> PowerJobView:
-        """Return what the policy sees."""
         believed = tuple(replace(p, energy_j=p.energy_j * (1 + self.energy_error)) for p in self.points)
         return PowerJobView(
             self.name,
@@ -260,13 +256,11 @@ class PoweredHost:
 
     @cached_property
     def _owners(self) -> dict[str, tuple[TableJob, int]]:
-        """Job and stage of each GPU."""
         by_name = {job.name: job for job in self.jobs}
         return {uuid: (by_name[name], rank) for (name, rank, _), uuid in self.gpus.items()}
 
     @cached_property
     def limit_range_w(self) -> tuple[float, float]:
-        """Power limits of all GPUs."""
         most_w = max(
             option.energy_j / option.time_s
             for job in self.jobs
@@ -285,7 +279,6 @@ class PoweredHost:
         return sum(job.num_gpus * job.full_speed.time_s / self._running(job).time_s for job in self.jobs)
 
     def run(self, seconds: float, budget_w: float | None) -> None:
-        """Let time pass under a budget."""
         for _ in range(round(seconds / SAMPLE_S)):
             if budget_w != self._budget_w:
                 self._budget_w, self._decision_due_s = budget_w, self.now_s + DECISION_S

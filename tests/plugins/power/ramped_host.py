@@ -83,7 +83,6 @@ class RampedHost:
 
     @property
     def stage(self) -> RampStage:
-        """The stage of the job."""
         assert self.limiter is not None
         return self.limiter.jobs["job"].stage
 

@@ -55,15 +55,10 @@ def _get(daemon: DaemonProcess) -> dict[str, Any]:
         return client.get(PATH)
 
 
-def test_set_show_and_clear(daemon: DaemonProcess) -> None:
-    state = _put(daemon, {"power_budget_w": 5000.0, "lifetime_s": 600.0, "reason": "test"})
-    assert (state["power_budget_w"], state["source"], state["reason"]) == (5000.0, "request", "test")
-    assert state["end_at"] is not None
-    wait_until(lambda: daemon.status()["power"]["measured_w"] is not None)
-    assert daemon.status()["power"]["measured_w"] > 100
-    assert not daemon.status()["power"]["is_cutting"]
+def test_a_status_measures_the_power_beside_the_budget(daemon: DaemonProcess) -> None:
+    _put(daemon, {"power_budget_w": 5000.0})
+    wait_until(lambda: (daemon.status()["power"]["measured_w"] or 0) > 100)
     assert _put(daemon, {"power_budget_w": None})["power_budget_w"] is None
-    assert _get(daemon)["power_budget_w"] is None
 
 
 @pytest.mark.fault(32)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,6 @@ class Host:
             self.power.handle_samples(samples)
 
     async def put(self, budget_w: float | None) -> None:
-        """Request a budget, and let the service decide."""
         self.power.put(PowerBudgetRequest(budget_w, reason="test"), "administrator")
         await self.check()
 
@@ -92,142 +92,131 @@ class Host:
 
     @property
     def power_time_s(self) -> float | None:
-        """What the budget asks of the only job."""
         (runner,) = self.stage.jobs
         return runner.job.target.power_time_s
 
 
-def test_a_tuned_job_gets_a_target_that_fits_the_budget_and_loses_it_again(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        host = Host(tmp_path)
-        host.stage.join()
-        await host.stage.iterate(times=4)
-        assert host.stage.phase == "tuned"
-        host.sample(250.0, 250.0, 50.0)
-        await host.put(555.0)
-        view = host.divider.queries[-1].view
-        assert view.other_power_w == pytest.approx(50.0)
-        assert host.power_time_s == pytest.approx(5.5 / 505, rel=0.02)
-        state = host.power.state()
-        assert state.predicted_w == pytest.approx(555.0)
-        assert state.jobs[0].job_name == "job"
-        assert host.stage.policy.views[-1].target.power_time_s == host.power_time_s
-        await host.put(None)
-        assert host.power_time_s is None
-        assert host.power.state().power_budget_w is None
-        assert [event.after for event in host.stage.events("power-budget")][:1] == ["555 W"]
-        await host.stage.jobs.close("the test is over")
+def on_host(*answers: ClockPlan, **given: Any) -> Callable[[Callable[[Host], Awaitable[None]]], Callable[[Path], None]]:
+    """Make a test of a scenario on a host."""
 
-    play(scenario)
+    def test_of(scenario: Callable[[Host], Awaitable[None]]) -> Callable[[Path], None]:
+        def test(tmp_path: Path) -> None:
+            async def run() -> None:
+                host = Host(tmp_path, *answers, **given)
+                await scenario(host)
+                await host.stage.jobs.close("the test is over")
+
+            play(run)
+
+        test.__name__ = test.__qualname__ = scenario.__name__
+        return test
+
+    return test_of
 
 
-def test_a_job_keeps_its_target_while_its_policy_measures_slower_clocks_for_it(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        host = Host(tmp_path, plan("tuned", 1200), plan("slower", 900, PlanPurpose.TRIAL))
-        host.stage.join()
-        await host.stage.iterate(times=2)
-        host.sample(250.0, 250.0, 50.0)
-        await host.put(555.0)
-        assert host.stage.phase == "trial"
-        before_s = host.power_time_s
-        assert before_s is not None
-        await host.put(556.0)
-        assert host.power_time_s == pytest.approx(before_s, rel=0.01)
-        assert host.power.state().jobs[0].limit_w is None
-        await host.stage.jobs.close("the test is over")
-
-    play(scenario)
-
-
-def test_measured_power_above_a_new_budget_is_cut_at_once_and_the_jobs_know(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        host = Host(tmp_path)
-        host.stage.join()
-        await host.stage.iterate(times=4)
-        host.sample(300.0, 300.0, 50.0)
-        await host.put(500.0)
-        host.sample(300.0, 300.0, 50.0)
-        await host.capped.settled()
-        assert host.power.state().is_cutting
-        assert host.is_cut()
-        lowest = min(mhz for _, mhz, _ in host.worker.requested_clocks)
-        assert lowest < 1410
-        await host.put(None)
-        assert not host.is_cut()
-        assert ("restore", ("GPU-2",)) in host.worker.calls
-        events = [(event.before, event.after) for event in host.stage.events("power-budget")]
-        assert ("planned", "lowered") in events
-        await host.stage.jobs.close("the test is over")
-
-    play(scenario)
+@on_host()
+async def test_a_tuned_job_gets_a_target_that_fits_the_budget_and_loses_it_again(host: Host) -> None:
+    host.stage.join()
+    await host.stage.iterate(times=4)
+    assert host.stage.phase == "tuned"
+    host.sample(250.0, 250.0, 50.0)
+    await host.put(555.0)
+    view = host.divider.queries[-1].view
+    assert view.other_power_w == pytest.approx(50.0)
+    assert host.power_time_s == pytest.approx(5.5 / 505, rel=0.02)
+    state = host.power.state()
+    assert state.predicted_w == pytest.approx(555.0)
+    assert state.jobs[0].job_name == "job"
+    assert host.stage.policy.views[-1].target.power_time_s == host.power_time_s
+    await host.put(None)
+    assert host.power_time_s is None
+    assert host.power.state().power_budget_w is None
+    assert [event.after for event in host.stage.events("power-budget")][:1] == ["555 W"]
 
 
-def test_a_job_that_nobody_knows_gets_a_limit_until_it_is_tuned(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        host = Host(tmp_path, power_budget_w=640.0)
-        host.sample(60.0, 60.0, 40.0)
-        host.stage.join()
-        await host.check()
-        await host.check()
-        assert host.worker.power_limits[-2:] == [("GPU-0", 300.0), ("GPU-1", 300.0)]
-        assert host.power.state().jobs[0].limit_w == pytest.approx(300.0)
-        await host.stage.iterate(times=4)
-        await host.check()
-        assert host.power.state().jobs[0].limit_w is None
-        assert host.worker.power_limits[-1][1] is None
-        await host.stage.jobs.close("the test is over")
-
-    play(scenario)
+@on_host(plan("tuned", 1200), plan("slower", 900, PlanPurpose.TRIAL))
+async def test_a_job_keeps_its_target_while_its_policy_measures_slower_clocks_for_it(host: Host) -> None:
+    host.stage.join()
+    await host.stage.iterate(times=2)
+    host.sample(250.0, 250.0, 50.0)
+    await host.put(555.0)
+    assert host.stage.phase == "trial"
+    before_s = host.power_time_s
+    assert before_s is not None
+    await host.put(556.0)
+    assert host.power_time_s == pytest.approx(before_s, rel=0.01)
+    assert host.power.state().jobs[0].limit_w is None
 
 
-def test_limits_go_with_the_budget_although_the_backstop_never_acted(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        host = Host(tmp_path)
-        host.sample(60.0, 60.0, 40.0)
-        host.stage.join()
-        await host.put(640.0)
-        await host.check()
-        assert not host.power.state().is_cutting
-        assert host.worker.power_limits[-2:] == [("GPU-0", 300.0), ("GPU-1", 300.0)]
-        num_restored = host.worker.calls.count(("restore", ("GPU-0",)))
-        host.power.put(PowerBudgetRequest(None), "administrator")
-        await host.capped.settled()
-        assert host.worker.calls.count(("restore", ("GPU-0",))) == num_restored + 1
-        await host.stage.jobs.close("the test is over")
-
-    play(scenario)
-
-
-def test_a_policy_that_fails_is_reported_and_the_backstop_still_holds(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        host = Host(tmp_path)
-        host.divider.failure = "ZeroDivisionError"
-        host.stage.join()
-        host.sample(300.0, 300.0, 50.0)
-        await host.put(400.0)
-        host.sample(300.0, 300.0, 50.0)
-        trouble = host.power.trouble
-        assert trouble is not None
-        assert "'water-fill' failed: ZeroDivisionError" in trouble
-        assert host.power.state().is_cutting
-        await host.stage.jobs.close("the test is over")
-
-    play(scenario)
+@on_host()
+async def test_measured_power_above_a_new_budget_is_cut_at_once_and_the_jobs_know(host: Host) -> None:
+    host.stage.join()
+    await host.stage.iterate(times=4)
+    host.sample(300.0, 300.0, 50.0)
+    await host.put(500.0)
+    host.sample(300.0, 300.0, 50.0)
+    await host.capped.settled()
+    assert host.power.state().is_cutting
+    assert host.is_cut()
+    lowest = min(mhz for _, mhz, _ in host.worker.requested_clocks)
+    assert lowest < 1410
+    await host.put(None)
+    assert not host.is_cut()
+    assert ("restore", ("GPU-2",)) in host.worker.calls
+    events = [(event.before, event.after) for event in host.stage.events("power-budget")]
+    assert ("planned", "lowered") in events
 
 
-def test_a_budget_that_plans_cannot_reach_is_reported_with_the_least(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        host = Host(tmp_path)
-        host.stage.join()
-        await host.stage.iterate(times=4)
-        host.sample(200.0, 150.0, 50.0)
-        await host.put(300.0)
-        trouble = host.power.trouble
-        assert trouble is not None
-        assert "power budget of 300 W: 421 W is the least that plans can reach" in trouble
-        await host.stage.jobs.close("the test is over")
+@on_host(power_budget_w=640.0)
+async def test_a_job_that_nobody_knows_gets_a_limit_until_it_is_tuned(host: Host) -> None:
+    host.sample(60.0, 60.0, 40.0)
+    host.stage.join()
+    await host.check()
+    await host.check()
+    assert host.worker.power_limits[-2:] == [("GPU-0", 300.0), ("GPU-1", 300.0)]
+    assert host.power.state().jobs[0].limit_w == pytest.approx(300.0)
+    await host.stage.iterate(times=4)
+    await host.check()
+    assert host.power.state().jobs[0].limit_w is None
+    assert host.worker.power_limits[-1][1] is None
 
-    play(scenario)
+
+@on_host()
+async def test_limits_go_with_the_budget_although_the_backstop_never_acted(host: Host) -> None:
+    host.sample(60.0, 60.0, 40.0)
+    host.stage.join()
+    await host.put(640.0)
+    await host.check()
+    assert not host.power.state().is_cutting
+    assert host.worker.power_limits[-2:] == [("GPU-0", 300.0), ("GPU-1", 300.0)]
+    num_restored = host.worker.calls.count(("restore", ("GPU-0",)))
+    host.power.put(PowerBudgetRequest(None), "administrator")
+    await host.capped.settled()
+    assert host.worker.calls.count(("restore", ("GPU-0",))) == num_restored + 1
+
+
+@on_host()
+async def test_a_policy_that_fails_is_reported_and_the_backstop_still_holds(host: Host) -> None:
+    host.divider.failure = "ZeroDivisionError"
+    host.stage.join()
+    host.sample(300.0, 300.0, 50.0)
+    await host.put(400.0)
+    host.sample(300.0, 300.0, 50.0)
+    trouble = host.power.trouble
+    assert trouble is not None
+    assert "'water-fill' failed: ZeroDivisionError" in trouble
+    assert host.power.state().is_cutting
+
+
+@on_host()
+async def test_a_budget_that_plans_cannot_reach_is_reported_with_the_least(host: Host) -> None:
+    host.stage.join()
+    await host.stage.iterate(times=4)
+    host.sample(200.0, 150.0, 50.0)
+    await host.put(300.0)
+    trouble = host.power.trouble
+    assert trouble is not None
+    assert "power budget of 300 W: 421 W is the least that plans can reach" in trouble
 
 
 def test_a_requested_budget_outlives_the_daemon_and_observing_daemons_refuse_one(tmp_path: Path) -> None:
@@ -250,22 +239,18 @@ def test_a_requested_budget_outlives_the_daemon_and_observing_daemons_refuse_one
     play(scenario)
 
 
-def test_a_flood_of_budgets_leaves_the_last_in_force_and_decides_once(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        host = Host(tmp_path)
-        host.stage.join()
-        await host.stage.iterate(times=4)
-        host.sample(150.0, 150.0, 50.0)
-        for budget_w in range(500, 800):
-            host.power.put(PowerBudgetRequest(float(budget_w)), "administrator")
-        await asyncio.sleep(0)
-        await host.check()
-        assert host.power.state().power_budget_w == 799.0
-        assert len(host.divider.queries) <= 3
-        assert host.divider.queries[-1].view.budget_w == 799.0
-        await host.stage.jobs.close("the test is over")
-
-    play(scenario)
+@on_host()
+async def test_a_flood_of_budgets_leaves_the_last_in_force_and_decides_once(host: Host) -> None:
+    host.stage.join()
+    await host.stage.iterate(times=4)
+    host.sample(150.0, 150.0, 50.0)
+    for budget_w in range(500, 800):
+        host.power.put(PowerBudgetRequest(float(budget_w)), "administrator")
+    await asyncio.sleep(0)
+    await host.check()
+    assert host.power.state().power_budget_w == 799.0
+    assert len(host.divider.queries) <= 3
+    assert host.divider.queries[-1].view.budget_w == 799.0
 
 
 @pytest.mark.parametrize(

@@ -8,28 +8,24 @@ import pytest
 
 from gpuenergyd.errors import UsageError
 from gpuenergyd_power.state import swing_fields
-from tests.plugins.power.test_service import Host
+from tests.plugins.power.test_service import Host, on_host
 from tests.support.daemon_process import running_daemon, training
 from tests.support.job_stage import play
 from tests.support.waiting import wait_until
 
 
-def test_the_swing_of_all_gpus_is_measured_while_all_are_known(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        host = Host(tmp_path)
-        assert swing_fields(host.power.swings.meter) is None
-        for k in range(300):
-            host.sample(300 + 100 * math.sin(2 * math.pi * 0.05 * k), 300.0, 50.0)
-        state = swing_fields(host.power.swings.meter)
-        assert state is not None
-        assert state["swing_rms_w"] == pytest.approx(100 / math.sqrt(2), rel=0.1)
-        assert (state["peak_w"], state["trough_w"]) == pytest.approx((750, 550), rel=0.02)
-        assert state["highest_hz"] == 5.0
-        host.sample(300.0, None, 50.0)
-        assert swing_fields(host.power.swings.meter) is None
-        await host.stage.jobs.close("the test is over")
-
-    play(scenario)
+@on_host()
+async def test_the_swing_of_all_gpus_is_measured_while_all_are_known(host: Host) -> None:
+    assert swing_fields(host.power.swings.meter) is None
+    for k in range(300):
+        host.sample(300 + 100 * math.sin(2 * math.pi * 0.05 * k), 300.0, 50.0)
+    state = swing_fields(host.power.swings.meter)
+    assert state is not None
+    assert state["swing_rms_w"] == pytest.approx(100 / math.sqrt(2), rel=0.1)
+    assert (state["peak_w"], state["trough_w"]) == pytest.approx((750, 550), rel=0.02)
+    assert state["highest_hz"] == 5.0
+    host.sample(300.0, None, 50.0)
+    assert swing_fields(host.power.swings.meter) is None
 
 
 def test_a_job_begins_at_the_lowest_clock_and_rises_within_its_ramp(tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ def job(job_id: str, *points: tuple[float, float], num_gpus: int = 1, **given: o
 
 
 def divide(budget_w: float, *jobs: PowerJobView, other_w: float = HOST_W, floor: float = 0.0) -> PowerDecision:
-    """Return the division of a budget."""
     return WaterFill().divide(PowerView(budget_w, jobs, other_power_w=other_w, floor_speed_ratio=floor))
 
 
@@ -97,14 +96,6 @@ def test_idle_gpus_and_the_host_count() -> None:
     with_idle = divide(HOST_W + 600, job("steep", *STEEP), job("flat", *FLAT), other_w=HOST_W + 50)
     assert with_idle.predicted_w == pytest.approx(HOST_W + 600)
     assert sum(share.power_w for share in with_idle.shares) == pytest.approx(550)
-
-
-def test_a_higher_priority_is_slowed_down_later() -> None:
-    equal = divide(HOST_W + 650, job("a", *STEEP), job("b", *STEEP, priority=0))
-    first, second = equal.shares
-    assert first.iteration_time_s is not None
-    assert second.iteration_time_s is None
-    assert first.power_w + second.power_w == pytest.approx(650)
 
 
 def test_the_floor_comes_before_priority() -> None:
@@ -193,13 +184,6 @@ def test_without_jobs_and_without_limits_nothing_fails() -> None:
     assert divide(100.0).reason == "no job"
     (share,) = divide(500.0, PowerJobView("new", 2)).shares
     assert share.limit_w is None
-
-
-def test_the_price_falls_as_the_budget_grows() -> None:
-    jobs = job("steep", *STEEP), job("flat", *FLAT)
-    prices = [divide(HOST_W + w, *jobs).price_per_w or 0.0 for w in range(480, 760, 20)]
-    assert all(before >= after for before, after in pairwise(prices))
-    assert prices[-1] == 0.0
 
 
 @given(st.lists(st.tuples(curves, st.integers(1, 4)), min_size=1, max_size=4), st.floats(0.0, 1.0))

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,11 @@ from gpuenergyd_prove.procedure import ProofRequest, prove
 from gpuenergyd_prove.proof.registration import BASELINE_ARM, Arm
 from gpuenergyd_prove.signing import SigningKey
 from tests.plugins.prove.virtual_training import VirtualTraining
+
+Change = Callable[[Path], None]
+"""Changes a finished proof in a folder."""
+Lines = Callable[[list[str]], list[str]]
+"""Changes the raw data, one line for each block."""
 
 OURS = "ours"
 SMALLEST_SAVING_RATIO = 0.02
@@ -55,33 +61,28 @@ def _edit_json(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path.write_bytes(canonical(values))
 
 
-def edited_registration(path: Path) -> None:
-    """Claim less, afterwards."""
-    _edit_json(path / REGISTRATION, lambda values: values.update(max_slowdown_ratio=0.5))
+def _edit_text(path: Path, before: str, after: str) -> None:
+    path.write_text(path.read_text().replace(before, after))
+
+
+def _edit_blocks(path: Path, change: Lines) -> None:
+    (path / BLOCKS).write_text("\n".join(change((path / BLOCKS).read_text().splitlines())) + "\n")
+
+
+def _edited(lines: list[str], number: int, change: Callable[[dict[str, Any]], None]) -> list[str]:
+    block = json.loads(lines[number])
+    change(block)
+    return [*lines[:number], canonical(block).decode().strip(), *lines[number + 1 :]]
+
+
+def _scaled(block: dict[str, Any], ratio: float, samples: slice) -> None:
+    for sample in block["iterations"][samples]:
+        sample[3] *= ratio
 
 
 def edited_energy(path: Path) -> None:
     """Lower the energy of one iteration."""
-    lines = (path / BLOCKS).read_text().splitlines()
-    block = json.loads(lines[1])
-    block["iterations"][5][3] *= 0.9
-    (path / BLOCKS).write_text("\n".join([lines[0], canonical(block).decode().strip(), *lines[2:]]) + "\n")
-
-
-def removed_block(path: Path) -> None:
-    """Leave out a block."""
-    lines = (path / BLOCKS).read_text().splitlines()
-    (path / BLOCKS).write_text("\n".join(lines[:-1]) + "\n")
-
-
-def removed_pilot(path: Path) -> None:
-    """Remove a file of raw data."""
-    (path / "raw" / "pilot.jsonl").unlink()
-
-
-def added_file(path: Path) -> None:
-    """Add raw data that was not signed."""
-    (path / "raw" / "more.jsonl").write_text("{}\n")
+    _edit_blocks(path, lambda lines: _edited(lines, 1, lambda block: _scaled(block, 0.9, slice(5, 6))))
 
 
 def edited_manifest(path: Path) -> None:
@@ -90,19 +91,9 @@ def edited_manifest(path: Path) -> None:
     _edit_json(path / MANIFEST, lambda values: values["sha256"].update({BLOCKS: sha256(path / BLOCKS)}))
 
 
-def edited_verdict(path: Path) -> None:
-    """Improve the verdict."""
-    (path / VERDICT).write_text((path / VERDICT).read_text().replace("-1", "-2"))
-
-
 def edited_page(path: Path) -> None:
     """Remove the mark of simulation from the page."""
-    (path / PAGE).write_text((path / PAGE).read_text().replace("SIMULATED", "Measured"))
-
-
-def flattering_page(path: Path) -> None:
-    """As the author: sign a page that says more than the verdict."""
-    _sign_again(path, list, after=lambda: edited_page(path))
+    _edit_text(path / PAGE, "SIMULATED", "Measured")
 
 
 def exchanged_key(path: Path) -> None:
@@ -110,14 +101,7 @@ def exchanged_key(path: Path) -> None:
     _sign_again(path, list)
 
 
-def unfinished(path: Path) -> None:
-    """Stop before the end, when the figures look best."""
-    (path / MANIFEST).unlink()
-
-
-def _sign_again(
-    path: Path, change: Callable[[list[str]], list[str]], *, after: Callable[[], None] | None = None
-) -> None:
+def _sign_again(path: Path, change: Lines, *, after: Change | None = None) -> None:
     """Do as the author could who changes raw data before signing: all signatures and digests are right."""
     key = SigningKey()
     registration = json.loads((path / REGISTRATION).read_text()) | {"public_key": key.public_key}
@@ -130,7 +114,7 @@ def _sign_again(
     (path / BLOCKS).write_text("\n".join(lines) + "\n")
     folder.finish()
     if after is not None:
-        after()
+        after(path)
         digests = json.loads((path / MANIFEST).read_text())["sha256"]
         content = canonical({"sha256": {name: sha256(path / name) for name in digests}})
         folder._write_signed(MANIFEST, content)
@@ -157,67 +141,33 @@ def signed_by_a_stranger(
     folder._write_signed(MANIFEST, canonical({"sha256": digests}))
 
 
-def _edited(lines: list[str], number: int, change: Callable[[dict[str, Any]], None]) -> list[str]:
-    block = json.loads(lines[number])
-    change(block)
-    return [*lines[:number], canonical(block).decode().strip(), *lines[number + 1 :]]
-
-
-def fewer_rounds(path: Path) -> None:
-    """As the author: stop early and sign."""
-    _sign_again(path, lambda lines: lines[:-4])
-
-
 def removed_repetition(path: Path) -> None:
     """As the author: leave out the round that replaced a void one, and sign."""
     _sign_again(path, lambda lines: lines[:-2])
 
 
-def swapped_arms(path: Path) -> None:
-    """As the author: call a full-speed block tuned."""
-
-    def swap(lines: list[str]) -> list[str]:
-        other = {OURS: BASELINE_ARM, BASELINE_ARM: OURS}
-        for number in (0, 1):
-            lines = _edited(lines, number, lambda block: block.update(arm=other[block["arm"]]))
-        return lines
-
-    _sign_again(path, swap)
+def _swapped_arms(lines: list[str]) -> list[str]:
+    """Call a full-speed block tuned."""
+    other = {OURS: BASELINE_ARM, BASELINE_ARM: OURS}
+    for number in (0, 1):
+        lines = _edited(lines, number, lambda block: block.update(arm=other[block["arm"]]))
+    return lines
 
 
-def scaled_counters(path: Path) -> None:
-    """As the author: lower all counters of a block, and forget the power samples beside them."""
-
-    def scale(block: dict[str, Any]) -> None:
-        for sample in block["iterations"]:
-            sample[3] *= 0.8
-
-    _sign_again(path, lambda lines: _edited(lines, 2, scale))
-
-
-def older_block(path: Path) -> None:
-    """As the author: use a block from before the registration."""
-
-    def move(block: dict[str, Any]) -> None:
-        shift_s = 5000.0
-        block["begun_at_s"] -= shift_s
-        block["ended_at_s"] -= shift_s
-        for series, column in (("iterations", 1), ("gpu_power", 0)):
-            for sample in block[series]:
-                sample[column] -= shift_s
-
-    _sign_again(path, lambda lines: _edited(lines, 0, move))
+def _moved(block: dict[str, Any]) -> None:
+    """Use a block from before the registration."""
+    shift_s = 5000.0
+    block["begun_at_s"] -= shift_s
+    block["ended_at_s"] -= shift_s
+    for series, column in (("iterations", 1), ("gpu_power", 0)):
+        for sample in block[series]:
+            sample[column] -= shift_s
 
 
-def repeated_block(path: Path) -> None:
-    """As the author: use a good block twice."""
-
-    def repeat(lines: list[str]) -> list[str]:
-        arms = [json.loads(line)["arm"] for line in lines]
-        tuned = [k for k, arm in enumerate(arms) if arm == OURS]
-        return [*lines[: tuned[1]], lines[tuned[0]], *lines[tuned[1] + 1 :]]
-
-    _sign_again(path, repeat)
+def _repeated(lines: list[str]) -> list[str]:
+    """Use a good block twice."""
+    tuned = [k for k, line in enumerate(lines) if json.loads(line)["arm"] == OURS]
+    return [*lines[: tuned[1]], lines[tuned[0]], *lines[tuned[1] + 1 :]]
 
 
 def smaller_design(path: Path) -> None:
@@ -227,18 +177,34 @@ def smaller_design(path: Path) -> None:
     _sign_again(path, lambda lines: lines[:-2])
 
 
-TAMPERING: Mapping[str, Callable[[Path], None]] = {
-    change.__name__.replace("_", " "): change
-    for change in (
-        edited_registration, edited_energy, removed_block, removed_pilot, added_file, edited_manifest, edited_verdict,
-        edited_page, flattering_page, exchanged_key, unfinished, fewer_rounds, swapped_arms, scaled_counters,
-        older_block, repeated_block, smaller_design,
-    )
-}  # fmt: skip
+BY_AUTHOR: Mapping[str, Lines] = {
+    "fewer rounds": lambda lines: lines[:-4],
+    "swapped arms": _swapped_arms,
+    "scaled counters": lambda lines: _edited(lines, 2, lambda block: _scaled(block, 0.8, slice(None))),
+    "older block": lambda lines: _edited(lines, 0, _moved),
+    "repeated block": _repeated,
+}
+"""Changes of raw data that the author makes before signing."""
+
+TAMPERING: Mapping[str, Change] = {
+    "edited registration": lambda path: _edit_json(path / REGISTRATION, lambda own: own.update(max_slowdown_ratio=0.5)),
+    "edited energy": edited_energy,
+    "removed block": lambda path: _edit_blocks(path, lambda lines: lines[:-1]),
+    "removed pilot": lambda path: (path / "raw" / "pilot.jsonl").unlink(),
+    "added file": lambda path: (path / "raw" / "more.jsonl").touch(),
+    "edited manifest": edited_manifest,
+    "edited verdict": lambda path: _edit_text(path / VERDICT, "-1", "-2"),
+    "edited page": edited_page,
+    "flattering page": lambda path: _sign_again(path, list, after=edited_page),
+    "exchanged key": exchanged_key,
+    "unfinished": lambda path: (path / MANIFEST).unlink(),
+    **{name: partial(_sign_again, change=change) for name, change in BY_AUTHOR.items()},
+    "smaller design": smaller_design,
+}
 """Changes of a finished proof by what they do."""
 
 
-def is_caught(path: Path, change: Callable[[Path], None], copy: Path) -> str | None:
+def is_caught(path: Path, change: Change, copy: Path) -> str | None:
     """Return why a tampered copy of a proof has no verdict; None if it has one."""
     published = read_registration(path).public_key
     shutil.copytree(path, copy)

@@ -15,16 +15,9 @@ from gpuenergyd_prove.block_options import BlockOptions
 from gpuenergyd_prove.errors import ProofError
 from gpuenergyd_prove.job_blocks import JobBlocks
 from gpuenergyd_prove.proof.registration import BASELINE_ARM, Arm
-from gpuenergyd_sim.driver.world_kinds import WorldKind
-from tests.support.daemon_process import DaemonProcess, Training, running_daemon, training
+from tests.support.daemon_process import DaemonProcess, Training, training
 
 TUNED, FULL_SPEED = Arm("tuned", "uniform"), Arm(BASELINE_ARM, "full-speed")
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
-    with running_daemon(tmp_path / "d", kind=WorldKind.KIND, baseline_iterations=3, database_batch_s=0.5) as process:
-        yield process
 
 
 @pytest.fixture

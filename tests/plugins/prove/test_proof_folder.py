@@ -87,7 +87,6 @@ class Undated(VirtualTraining):
     num_blocks = 0
 
     def run_block(self, arm: Arm, *, num_iterations: int) -> Block:
-        """Run a block, without energies if it is one of them."""
         block = super().run_block(arm, num_iterations=num_iterations)
         self.num_blocks += 1
         if self.num_blocks - 1 not in self.undated_blocks:

@@ -1,7 +1,6 @@
 """Blocks of a proof under a real daemon on simulated GPUs, with a training in processes of its own."""
 
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,49 +14,9 @@ from gpuenergyd.store import IterationRow
 from gpuenergyd_prove import block_options
 from gpuenergyd_prove.block_options import BlockOptions, check_is_tuned, has_energies
 from gpuenergyd_prove.errors import ProofError
-from gpuenergyd_prove.proof.measurements import energy_j
 from gpuenergyd_prove.proof.registration import BASELINE_ARM, Arm
 from gpuenergyd_prove.training_blocks import TrainingBlocks
-from gpuenergyd_sim.driver.world_kinds import WorldKind
-from tests.support.daemon_process import DaemonProcess, running_daemon
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
-    with running_daemon(tmp_path / "d", kind=WorldKind.KIND, baseline_iterations=3, database_batch_s=0.5) as process:
-        yield process
-
-
-def blocks_under(daemon: DaemonProcess, client: DaemonClient, folder: Path) -> TrainingBlocks:
-    trainer = (
-        sys.executable, "-m", "tests.support.fake_trainer", "--socket", str(daemon.socket_path), "--world",
-        str(daemon.world_path), "--ranks", "4", "--microbatches", "4", "--iterations", "100000",
-    )  # fmt: skip
-    options = BlockOptions(client, str(daemon.socket_path), block_limit_s=120.0)
-    return TrainingBlocks(options, trainer, folder)
-
-
-@pytest.mark.thorough
-def test_blocks_hold_the_iterations_of_their_arm_and_the_power_beside_them(
-    daemon: DaemonProcess, tmp_path: Path
-) -> None:
-    with closing(daemon.client()) as client:
-        blocks = blocks_under(daemon, client, tmp_path)
-        tuned = blocks.run_block(Arm("tuned", "uniform"), num_iterations=4)
-        full_speed = blocks.run_block(Arm(BASELINE_ARM, "full-speed"), num_iterations=4)
-
-    for block in (tuned, full_speed):
-        assert len(block.iterations) == 4
-        first, last = block.iterations[0], block.iterations[-1]
-        assert block.begun_at_s <= first.begun_at_s < last.begun_at_s + last.time_s <= block.ended_at_s
-        energies_j = [sample.gpu_energy_j for sample in block.iterations if sample.gpu_energy_j is not None]
-        assert energies_j, "slow reads leave some iterations without an energy, but not all"
-        assert min(energies_j) > 0
-        assert block.gpu_power
-        assert energy_j(block.gpu_power, block.gpu_power[0].at_s, block.gpu_power[-1].at_s) is not None or (
-            len(block.gpu_power) == 1
-        )
-    assert full_speed.iterations[-1].index >= tuned.iterations[-1].index - 1  # as warm as the tuned run
+from tests.support.daemon_process import DaemonProcess
 
 
 class SlowDaemon(DaemonClient):
@@ -68,7 +27,6 @@ class SlowDaemon(DaemonClient):
         self.replies = list(replies)
 
     def get_status(self) -> dict[str, object]:
-        """Return the next reply."""
         reply = self.replies.pop(0)
         if reply is None:
             raise DaemonNotRunningError("timed out")
@@ -127,8 +85,8 @@ def test_block_is_long_enough_once_most_of_its_last_iterations_have_an_energy(
 
 def test_program_that_ends_too_early_fails_the_block_with_its_last_words(daemon: DaemonProcess, tmp_path: Path) -> None:
     with closing(daemon.client()) as client:
-        blocks = blocks_under(daemon, client, tmp_path)
-        blocks.command = (sys.executable, "-c", "print('no data'); raise SystemExit(3)")
+        program = (sys.executable, "-c", "print('no data'); raise SystemExit(3)")
+        blocks = TrainingBlocks(BlockOptions(client, str(daemon.socket_path)), program, tmp_path)
 
         with pytest.raises(ProofError, match="ended too early: no data"):
             blocks.run_block(Arm(BASELINE_ARM, "full-speed"), num_iterations=3)

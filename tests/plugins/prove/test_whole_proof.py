@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +10,13 @@ import pytest
 from gpuenergyd.cli.main import run
 from gpuenergyd_prove.folder import BLOCKS, PAGE, PILOT, VERDICT, read_registration
 from gpuenergyd_prove.proof.registration import LEAST_ROUNDS
-from gpuenergyd_sim.driver.world_kinds import WorldKind
-from tests.support.daemon_process import DaemonProcess, running_daemon, training
+from tests.support.daemon_process import DaemonProcess, training
 
 SHORT = (
     "--policy", "uniform", "--max-slowdown", "0.5", "--smallest-saving", "0.4", "--block-iterations", "6",
     "--block-limit-s", "300",
 )  # fmt: skip
 """As short as a proof can be, and with a slowdown that no busy moment of this machine uses up."""
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
-    with running_daemon(tmp_path / "d", kind=WorldKind.KIND, baseline_iterations=3, database_batch_s=0.5) as process:
-        yield process
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

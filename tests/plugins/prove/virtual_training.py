@@ -55,11 +55,9 @@ class VirtualTraining:
         self._draw = random.Random(self.seed)
 
     def time(self) -> float:
-        """Return the present."""
         return self.now_s
 
     def calibrate(self) -> Mapping[str, Any]:
-        """Return made-up latencies."""
         self.now_s += 1.0
         return {"simulated": True}
 
@@ -67,7 +65,6 @@ class VirtualTraining:
         """Do nothing: a made-up training has no planner."""
 
     def run_block(self, arm: Arm, *, num_iterations: int) -> Block:
-        """Run a block."""
         self.now_s += PAUSE_S
         begun_at_s = self.now_s
         is_tuned = arm.name != BASELINE_ARM

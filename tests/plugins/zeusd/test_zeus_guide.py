@@ -1,17 +1,15 @@
 """The programs in the how-to guide for Zeus run as written, with the unmodified package, beside simulated GPUs."""
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gpuenergyd_sim.driver.host import SimulatedHost
+from tests.plugins.zeusd.conftest import environment_of_zeus, limits_w, nvml_daemon
 from tests.support.daemon_process import DaemonProcess
 from tests.support.documents import blocks
-from tests.support.fake_nvml.control import FakeNvmlControl
 from tests.support.tools_environment import tools_environment
 from tests.support.waiting import wait_until
 
@@ -42,43 +40,14 @@ print(json.dumps({
 
 
 @pytest.fixture
-def daemon(tmp_path: Path, fake_nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DaemonProcess]:
-    """A daemon with the NVML driver, whose GPUs the site has limited to less than their default power."""
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_nvml_library))
-    monkeypatch.setenv("GPUENERGYD_FAKE_NVML_WORLD", str(tmp_path / "world"))
-    made = DaemonProcess(tmp_path, num_gpus=1, overrides={"driver": "nvml", "mode": "control"})
-    with FakeNvmlControl(made.world_path) as control:
-        control.set_privileged(True)
-        set_limit(made, FOUND_W)
-        made.start()
+def daemon(tmp_path: Path, fake_nvml_library: Path) -> Iterator[DaemonProcess]:
+    with nvml_daemon(tmp_path, fake_nvml_library, num_gpus=1, limit_w=FOUND_W) as made:
         yield made
-        made.stop()
-
-
-def set_limit(daemon: DaemonProcess, limit_w: float) -> None:
-    host = SimulatedHost.open(daemon.world_path)
-    host.set_power_limit(host.identities()[0].gpu_uuid, limit_w)
-    host.close()
-
-
-def limit_w(daemon: DaemonProcess) -> float:
-    host = SimulatedHost.open(daemon.world_path)
-    try:
-        return host.power_limit_w(host.identities()[0].gpu_uuid)
-    finally:
-        host.close()
 
 
 def run_tool(daemon: DaemonProcess, library: Path, *arguments: str, python_path: Path) -> str:
     """Run Zeus's Python with the socket as the guide sets it; return what it prints."""
-    environ = {
-        "PATH": f"{library / 'bin'}:{os.environ['PATH']}",
-        "HOME": str(python_path),
-        "LD_LIBRARY_PATH": str(library),
-        "GPUENERGYD_FAKE_NVML_WORLD": str(daemon.world_path),
-        "ZEUSD_SOCK_PATH": str(daemon.socket_path),
-        "PYTHONPATH": str(python_path),
-    }
+    environ = environment_of_zeus(daemon, library) | {"HOME": str(python_path), "PYTHONPATH": str(python_path)}
     command = [str(tools_environment() / "python"), "-W", "ignore", *arguments]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
@@ -100,7 +69,7 @@ def test_the_programs_of_the_guide_run_as_written_and_leave_the_gpu_as_it_was(
     assert outcome["limits_w"] == sorted(outcome["limits_w"], reverse=True)
     assert len(outcome["limits_w"]) > 3
     assert outcome["chosen_w"] == outcome["current_w"] in outcome["limits_w"]
-    assert limit_w(daemon) == FOUND_W
+    assert limits_w(daemon) == [FOUND_W]
     assert daemon.is_as_found()
 
 

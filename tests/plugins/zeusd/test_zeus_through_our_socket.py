@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from gpuenergyd.store import open_history
-from gpuenergyd_sim.driver.host import SimulatedHost
+from tests.plugins.zeusd.conftest import environment_of_zeus, limits_w, nvml_daemon
 from tests.support.daemon_process import DaemonProcess
-from tests.support.fake_nvml.control import FakeNvmlControl
 from tests.support.tools_environment import tools_environment
 from tests.support.waiting import LIMIT_S, wait_until
 
@@ -58,17 +57,8 @@ class ZeusProgram:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory, fake_nvml_library: Path) -> Iterator[DaemonProcess]:
-    """A daemon with the NVML driver."""
-    folder = tmp_path_factory.mktemp("zeus")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LD_LIBRARY_PATH", str(fake_nvml_library))
-        patch.setenv("GPUENERGYD_FAKE_NVML_WORLD", str(folder / "world"))
-        made = DaemonProcess(folder, num_gpus=2, overrides={"driver": "nvml", "mode": "control"})
-        with FakeNvmlControl(made.world_path) as control:
-            control.set_privileged(True)
-            made.start()
-            yield made
-            made.stop()
+    with nvml_daemon(tmp_path_factory.mktemp("zeus"), fake_nvml_library, num_gpus=2) as made:
+        yield made
 
 
 @contextmanager
@@ -76,11 +66,7 @@ def zeus_program(daemon: DaemonProcess, fake_nvml_library: Path) -> Iterator[Zeu
     """A program that reaches the GPUs through the daemon's socket, by Zeus' own settings."""
     process = subprocess.Popen(
         [str(tools_environment() / "python"), "-W", "ignore", "-c", INTERPRETER],
-        env={
-            "LD_LIBRARY_PATH": str(fake_nvml_library),
-            "GPUENERGYD_FAKE_NVML_WORLD": str(daemon.world_path),
-            "ZEUSD_SOCK_PATH": str(daemon.socket_path),
-        },
+        env=environment_of_zeus(daemon, fake_nvml_library),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -90,14 +76,6 @@ def zeus_program(daemon: DaemonProcess, fake_nvml_library: Path) -> Iterator[Zeu
     finally:
         process.kill()
         process.communicate(timeout=LIMIT_S)
-
-
-def limits_w(daemon: DaemonProcess) -> list[float]:
-    host = SimulatedHost.open(daemon.world_path)
-    try:
-        return [host.power_limit_w(identity.gpu_uuid) for identity in host.identities()]
-    finally:
-        host.close()
 
 
 def leases(daemon: DaemonProcess) -> list[dict[str, Any] | None]:

@@ -4,11 +4,9 @@ import asyncio
 import logging
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
-from http.server import ThreadingHTTPServer
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from gpuenergyd_fleet.openadr.session import (  # noqa: E402
     VtnSession,
     check_access,
 )
-from tests.support.http_handler import QuietHandler  # noqa: E402
+from tests.carbon.scripted_server import Reply, serving  # noqa: E402
 from tests.support.openadr_server import PATH, VEN_ID, OpenLeadrServer  # noqa: E402
 from tests.support.waiting import wait_until  # noqa: E402
 
@@ -43,9 +41,9 @@ def vtn() -> Iterator[OpenLeadrServer]:
     server.stop()
 
 
-def _exchanged(port: int, path: str = PATH) -> list[Any]:
+def _exchanged(url: str) -> list[Any]:
     async def run() -> list[Any]:
-        async with aclosing(VtnSession(VtnAccess(f"http://127.0.0.1:{port}{path}", "site"))) as session:
+        async with aclosing(VtnSession(VtnAccess(url, "site"))) as session:
             return list(await session.exchange())
 
     return asyncio.run(run())
@@ -80,27 +78,10 @@ def test_events_of_a_real_server_reach_the_file_of_the_process(vtn: OpenLeadrSer
 
 
 def test_a_server_without_events_lists_none(vtn: OpenLeadrServer) -> None:
-    assert _exchanged(vtn.port) == []
+    assert _exchanged(f"http://127.0.0.1:{vtn.port}{PATH}") == []
 
 
 # --- servers that misbehave ---
-
-
-@contextmanager
-def _replying(status: int, body: bytes, location: str | None = None) -> Iterator[int]:
-    class Handler(QuietHandler):
-        def do_POST(self) -> None:  # noqa: N802  the name that http.server calls it by
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_head(status, len(body), [] if location is None else [("Location", location)])
-            self.wfile.write(body)
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
 
 
 BOMB = (
@@ -130,38 +111,26 @@ def test_a_reply_that_is_no_openadr_is_one_line_of_trouble(
 ) -> None:
     with (
         caplog.at_level(logging.WARNING),
-        _replying(status, body) as port,
+        serving(lambda _: Reply(body, status)) as server,
         pytest.raises(VtnError, match="the VTN") as refused,
     ):
-        _exchanged(port)
+        _exchanged(server.url + PATH)
 
     assert str(refused.value).isprintable()
 
 
 def test_no_redirect_is_followed() -> None:
-    asked = []
+    with serving(lambda _: Reply()) as other:
+        redirect = Reply(status=302, headers=(("Location", f"{other.url}/inside"),))
+        with serving(lambda _: redirect) as server, pytest.raises(VtnError):
+            _exchanged(server.url + PATH)
 
-    class Handler(QuietHandler):
-        def do_GET(self) -> None:  # noqa: N802  the name that http.server calls it by
-            asked.append(self.path)
-            self.send_head(200, 0, [])
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as other:
-        other.daemon_threads = True
-        threading.Thread(target=other.serve_forever, daemon=True).start()
-        with (
-            _replying(302, b"", f"http://127.0.0.1:{other.server_port}/inside") as port,
-            pytest.raises(VtnError),
-        ):
-            _exchanged(port)
-        other.shutdown()
-
-    assert asked == []
+    assert other.asked == []
 
 
 def test_a_server_that_is_not_there_is_trouble_and_no_error() -> None:
     with pytest.raises(VtnError):
-        _exchanged(1)
+        _exchanged("http://127.0.0.1:1/x")
 
 
 @pytest.mark.parametrize(

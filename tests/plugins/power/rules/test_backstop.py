@@ -33,7 +33,6 @@ class Gpus:
     _run_s: float = 0.0
 
     def power_w(self, k: int) -> float:
-        """Return the true power of a GPU."""
         ceiling = self.backstop.ceilings.get(f"GPU-{k}", Ceiling())
         mhz = min(self.plan_mhz.get(k, 1410), ceiling.sm_clock_mhz or 1410)
         power_w = self.idle_w + (self.full_w[k] - self.idle_w) * math.pow(mhz / 1410, self.exponent)
@@ -41,11 +40,9 @@ class Gpus:
 
     @property
     def total_w(self) -> float:
-        """Power of all GPUs."""
         return sum(self.power_w(k) for k in range(len(self.full_w)))
 
     def run(self, seconds: float, budget_w: float | None, *, plans_fit: bool = False, host_w: float = 0.0) -> None:
-        """Let time pass."""
         for _ in range(round(seconds / PERIOD_S)):
             is_over = budget_w is not None and self.total_w + host_w > budget_w * 1.02
             self._run_s = self._run_s + PERIOD_S if is_over else 0.0

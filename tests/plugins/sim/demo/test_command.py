@@ -12,7 +12,7 @@ import sysconfig
 import tempfile
 import venv
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -56,9 +56,9 @@ FIGURES = {
 }
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Return a folder for temporary files, with a path short enough for sockets, that must be empty afterwards."""
+@contextmanager
+def demo_folder() -> Iterator[Path]:
+    """Yield a folder for temporary files, with a path short enough for sockets, that must be empty afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="demo-"))
     yield folder
     left_files, left_processes = list(folder.iterdir()), processes_of(folder)
@@ -66,6 +66,12 @@ def folder() -> Iterator[Path]:
 
     assert left_files == []
     assert left_processes == []
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with demo_folder() as made:
+        yield made
 
 
 def processes_of(folder: Path) -> list[str]:
@@ -109,7 +115,6 @@ class FinishedDemo:
 
     @property
     def job(self) -> dict[str, Any]:
-        """The ended job."""
         (job,) = self.status["ended_jobs"]
         return dict(job)
 
@@ -123,9 +128,11 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def held_demo(results: Path, *arguments: str) -> FinishedDemo:
     """Run a demo, look at it while it is held, and end it; report and history are put into a folder."""
-    folder = Path(tempfile.mkdtemp(prefix="demo-"))
     report_path, database = results / "report.html", results / "history.sqlite3"
-    with start(folder, "--hold", "--json", "--out", str(report_path), *arguments, PYTHONUNBUFFERED="1") as demo:
+    with (
+        demo_folder() as folder,
+        start(folder, "--hold", "--json", "--out", str(report_path), *arguments, PYTHONUNBUFFERED="1") as demo,
+    ):
         assert demo.stdin is not None
         assert demo.stdout is not None
         assert demo.stderr is not None
@@ -142,10 +149,6 @@ def held_demo(results: Path, *arguments: str) -> FinishedDemo:
                 demo.stdin.write("\n")
                 demo.stdin.close()
         stdout = demo.stdout.read()
-    left_files, left_processes = list(folder.iterdir()), processes_of(folder)
-    shutil.rmtree(folder)
-    assert left_files == []
-    assert left_processes == []
     return FinishedDemo(demo.returncode, stdout, texts, report_path, status, "--real-time" not in arguments, database)
 
 
@@ -258,9 +261,8 @@ def test_an_interrupted_demo_ends_quietly_and_leaves_nothing(
     ],
 )
 def test_a_killed_demo_leaves_neither_process_nor_folder(
-    tmp_path: Path, at: str, num_processes: int, options: tuple[str, ...]
+    folder: Path, tmp_path: Path, at: str, num_processes: int, options: tuple[str, ...]
 ) -> None:
-    folder = Path(tempfile.mkdtemp(prefix="demo-"))
     demo = start(folder, "--out", str(tmp_path / "report.html"), "--gpus", "2", *options)
     assert demo.stdout is not None
     for line in demo.stdout:
@@ -272,10 +274,7 @@ def test_a_killed_demo_leaves_neither_process_nor_folder(
     demo.communicate()
 
     wait_until(lambda: processes_of(folder) == [], timeout_s=60.0)
-    left_files = list(folder.iterdir())
     assert num_running >= num_processes
-    assert left_files == []
-    shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(("options", "name"), [((), "demo"), *thorough((("--real-time",), "training"))])
@@ -292,39 +291,6 @@ def test_a_training_that_fails_is_one_line_with_the_end_of_its_log(
     assert demo.returncode == 1
     assert "ImportError: this torch is broken" in stderr
     assert stderr.splitlines()[-1] == (f"gpuenergyd: {name} failed with exit code 1; see the end of its log above")
-
-
-@pytest.mark.thorough
-@pytest.mark.torch
-def test_a_policy_without_a_plan_ends_with_its_reason_what_to_do_and_a_report(folder: Path, tmp_path: Path) -> None:
-    demo = start(
-        folder, "--out", str(tmp_path / "report.html"), "--gpus", "2", "--microbatches", "2", "--policy", "full-speed",
-        "--baseline-iterations", "2", "--tuned-iterations", "1",
-    )  # fmt: skip
-
-    stdout, stderr = demo.communicate()
-
-    assert (demo.returncode, stderr) == (0, "")
-    assert stdout.splitlines()[-1].startswith(
-        "gpuenergyd trained this pipeline on 2 simulated a100-sxm GPUs (late clocks, slow reads, stalls), without a"
-        " measured saving: policy 'full-speed' made no plan: "
-    )
-    assert stdout.splitlines()[-1].endswith("Try the default policy: leave out --policy full-speed.")
-    assert (tmp_path / "report.html").exists()
-
-
-@pytest.mark.torch
-@pytest.mark.thorough
-def test_the_same_seed_gives_the_same_figures_to_the_last_digit(folder: Path, tmp_path: Path) -> None:
-    def figures() -> Any:
-        stdout, stderr = start(folder, "--json", "--out", str(tmp_path / "report.html"), *SHORT).communicate()
-        assert stderr.count("full speed again") == 0
-        return json.loads(stdout)
-
-    first, second = figures(), figures()
-
-    assert first["saving_ratio"] > 0.1
-    assert first == second
 
 
 @pytest.mark.torch
@@ -378,8 +344,8 @@ def test_busy_processors_change_no_figure_of_the_demo(folder: Path, tmp_path: Pa
             process.wait()
 
     assert quiet == loaded
-    assert quiet["saving_ratio"] >= 0.1
-    assert quiet["slowdown_ratio"] <= 0.01
+    assert quiet["saving_ratio"] >= 0.12
+    assert quiet["slowdown_ratio"] <= 0.005
 
 
 CRASHING = """

@@ -18,7 +18,6 @@ class VirtualClock:
         self.now_s = 100.0
 
     def __call__(self) -> float:
-        """Return the virtual time."""
         return self.now_s
 
 
@@ -43,7 +42,6 @@ class Recorder:
         return max(after - before for before, after in pairwise(times))
 
     def texts(self) -> list[str]:
-        """Return the lines."""
         return [text for _, text in self.lines]
 
     def _record(self, text: str) -> None:

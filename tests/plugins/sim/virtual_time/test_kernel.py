@@ -20,7 +20,6 @@ def kernel_of_tests() -> VirtualKernel:
 
 
 def run(kernel: VirtualKernel, main: Callable[[], object]) -> Process:
-    """Run a process to its end."""
     process = kernel.start_process("main", main)
     kernel.run_until(process)
     return process
