@@ -38,7 +38,7 @@ from drawn_hosts import HOST_W, IDLE_W, NUM_GPUS, drawn_jobs  # beside this file
 from gpuenergyd_fleet.decisions.event_report import EventReport, event_report
 from gpuenergyd_fleet.decisions.grid_event import GridEvent, LoadUnit
 from gpuenergyd_fleet.store.store import FleetStore
-from tests.plugins.fleet.powered_fleet import PoweredFleet
+from tests.plugins.fleet.powered_fleet import Clock, PoweredFleet
 from tests.plugins.power.powered_host import PoweredHost
 
 NUM_HOSTS = 4
@@ -109,20 +109,15 @@ def drawn_event(drawn: tuple[int, str, float]) -> Figures:
 def measure(hosts: Sequence[PoweredHost], case: str, seed: int) -> Figures:
     """Return the figures of one event."""
     with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as folder:
-        clock = _Clock()
-        store = FleetStore(Path(folder) / "history.sqlite3", clock=lambda: clock.now_s)
+        clock = Clock()
+        store = FleetStore(Path(folder) / "history.sqlite3", clock=clock)
         try:
             return _measured(hosts, case, seed, store, clock)
         finally:
             store.close()
 
 
-@dataclass
-class _Clock:
-    now_s: float = 1_800_000_000.0
-
-
-def _measured(hosts: Sequence[PoweredHost], case: str, seed: int, store: FleetStore, clock: _Clock) -> Figures:
+def _measured(hosts: Sequence[PoweredHost], case: str, seed: int, store: FleetStore, clock: Clock) -> Figures:
     draw_w = sum(host.draw_w() for host in hosts)
     budget_w = ROOM_RATIO * draw_w
     fleet = PoweredFleet(store, tuple(hosts), tuple(ROOM_RATIO * host.draw_w() for host in hosts), clock)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from gpuenergyd.wire.daemon_codec import decode, encode
 from gpuenergyd_fleet.decisions.coordination import decide
@@ -22,10 +22,14 @@ EXCHANGE_S = 1.0
 _MAX_BYTES = 2**16
 
 
-class Clock(Protocol):
+@dataclass(slots=True)
+class Clock:
     """Virtual seconds since 1970."""
 
-    now_s: float
+    now_s: float = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 @dataclass(slots=True)

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,16 +11,9 @@ import pytest
 from gpuenergyd_fleet.decisions.event_report import event_report
 from gpuenergyd_fleet.decisions.grid_event import GridEvent, LoadUnit
 from gpuenergyd_fleet.store.store import FleetStore
-from tests.plugins.fleet.powered_fleet import PoweredFleet
+from tests.plugins.fleet.powered_fleet import Clock, PoweredFleet
 from tests.plugins.power.powered_host import PoweredHost
 from tests.plugins.power.rules.test_powered_host import IDLE_W, law_job
-
-
-@dataclass
-class Clock:
-    """Virtual seconds since 1970."""
-
-    now_s: float = 1_800_000_000.0
 
 
 @pytest.fixture
@@ -29,7 +21,7 @@ def fleet(tmp_path: Path) -> Iterator[PoweredFleet]:
     clock = Clock()
     jobs = law_job("pipeline", 2, 4, 1.0), law_job("loop", 1, 1, 8.0)
     hosts = tuple(PoweredHost([job.begun_anew() for job in jobs], num_gpus=4, idle_w=IDLE_W) for _ in range(2))
-    store = FleetStore(tmp_path / "history.sqlite3", lambda: clock.now_s)
+    store = FleetStore(tmp_path / "history.sqlite3", clock)
     shares_w = tuple(1.1 * host.draw_w() for host in hosts)
     store.set_budget(sum(shares_w), "test")
     yield PoweredFleet(store, hosts, shares_w, clock)

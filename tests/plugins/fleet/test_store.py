@@ -1,7 +1,7 @@
 """The fleet's tables: a coordinator's cycle is one transaction, on SQLite and PostgreSQL alike."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
@@ -10,24 +10,15 @@ from gpuenergyd_fleet.decisions.coordination import decide
 from gpuenergyd_fleet.decisions.grid_event import GridEvent, LoadUnit
 from gpuenergyd_fleet.store.rows import checked_curve
 from gpuenergyd_fleet.store.store import FleetStore, HostReport
+from tests.plugins.fleet.powered_fleet import Clock
 
 NOW_S = 1_800_000_000.0
 CURVE = ((400.0, 4.0), (800.0, 7.0))
 
 
-@dataclass
-class Clock:
-    """Virtual seconds since 1970."""
-
-    now_s: float = NOW_S
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(NOW_S)
 
 
 @pytest.fixture
