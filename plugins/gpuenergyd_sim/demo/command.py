@@ -1,6 +1,7 @@
 """`gpuenergyd demo`: trains a real pipeline on simulated GPUs under a private daemon, then cleans up."""
 
 import contextlib
+import os
 import sys
 import tempfile
 import time
@@ -14,9 +15,9 @@ import typer
 from gpuenergyd.cli.option_checks import MAX_SLOWDOWN_HELP, checked_slowdown, warn_of_large_slowdown
 from gpuenergyd.cli.options import JsonOption
 from gpuenergyd.cli.output import print_json
+from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import UsageError
 from gpuenergyd_sim.demo.grid import DemoGrid
-from gpuenergyd_sim.demo.host_load import load_warning
 from gpuenergyd_sim.demo.request import DEFAULT_POLICY, DemoRequest, check_request
 from gpuenergyd_sim.demo.session import JOB_NAME, check_clocks_are_restored, run_session
 
@@ -245,3 +246,17 @@ def _folder(keep: Path | None) -> Iterator[tuple[Path, tuple[int, ...]]]:
     folder = Path(tempfile.mkdtemp(prefix="gpuenergyd-demo-", dir=None if is_short else "/tmp"))  # noqa: S108  unguessable
     with remove_on_exit(folder) as inherited_fd:
         yield folder, (inherited_fd,)
+
+
+_BUSY_LOAD_PER_CPU = 0.75
+
+
+def load_warning() -> str | None:
+    """Return the warning if too many processes compete for this host's CPUs, else None."""
+    load, num_cpus = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load <= _BUSY_LOAD_PER_CPU * num_cpus:
+        return None
+    return (
+        f"load {load:.0f} on {count_text(num_cpus, 'core')}: results will be noisy; without"
+        " --real-time they do not depend on it"
+    )
