@@ -11,9 +11,9 @@ from gpuenergyd.cli.options import JsonOption, SocketOption
 from gpuenergyd.cli.output import print_json
 from gpuenergyd.cli.plan import options
 from gpuenergyd.cli.plan.inputs import PlanInput, load_planner, plan_input
-from gpuenergyd.cli.plan.swing import swing_figures
 from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.core.pipeline.graph import Schedule
+from gpuenergyd.core.pipeline.power_swing import PlannedSwing, SwingFigures
 from gpuenergyd.core.policy_api.policy import OfflinePlan, PowerFigures, SwitchingFigures, WaitingFigures
 from gpuenergyd.errors import UsageError
 
@@ -280,3 +280,29 @@ def _switching_figures(
             for change in rank_changes
         ],
     }
+
+
+def swing_figures(swing: PlannedSwing) -> dict[str, Any]:
+    """Return the part of the JSON document about swings."""
+    return {
+        "planned": _figures(swing.planned),
+        "full_speed": _figures(swing.full_speed),
+        "least_energy": _figures(swing.least_energy),
+        "band_energy_against_least_energy_ratio": _change(swing.planned, swing.least_energy),
+        "band_energy_against_full_speed_ratio": _change(swing.planned, swing.full_speed),
+    }
+
+
+def _figures(figures: SwingFigures) -> dict[str, float]:
+    return {
+        "peak_w": figures.peak_w,
+        "trough_w": figures.trough_w,
+        "mean_w": figures.mean_w,
+        "ramp_w_per_s": figures.ramp_w_per_s,
+        "band_energy_w2": figures.band_energy_w2,
+        "band_rms_w": figures.band_rms_w,
+    }
+
+
+def _change(planned: SwingFigures, other: SwingFigures) -> float | None:
+    return planned.band_energy_w2 / other.band_energy_w2 - 1.0 if other.band_energy_w2 else None

@@ -1,6 +1,9 @@
 """Members of pipelines across hosts: their stages, their plans, and the pipelines led by a rank of this host."""
 
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,19 +14,84 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.across_hosts.host_stage import HostStage
 from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
-from gpuenergyd.daemon.across_hosts.refusals import Refusals
 from gpuenergyd.daemon.across_hosts.validation import MAX_PERMITTED_RATIO, checked_plan, checked_size
+from gpuenergyd.daemon.gpus.inventory import utc_at
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.jobs.replicas import MAX_PACE_S
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.jobs.sessions import RankSession
+from gpuenergyd.daemon.ports import HistoryPort
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import GpuEnergyError, JobError, ProtocolError
-from gpuenergyd.store.records import pipeline_id_of
+from gpuenergyd.store.records import ControlEventRecord, pipeline_id_of
 from gpuenergyd.wire import MAX_REPLY_BYTES
 from gpuenergyd.wire.daemon_codec import encode
 from gpuenergyd.wire.messages import IterationReply
 from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, MemberReply, PipelineReply, PipelineReport
+
+log = logging.getLogger(__name__)
+
+_MAX_REASONS_PER_JOB = 32
+"""Most reasons recorded per job; some contain numbers, so their variety is unlimited."""
+_NS_PER_S = 1e9
+
+
+@dataclass(slots=True)
+class _Refusal:
+    """The last refusal of one kind of a job's messages."""
+
+    reason: str
+    at_mono_ns: int
+    num_messages: int = 0
+
+
+@dataclass(slots=True)
+class Refusals:
+    """The refused messages of this daemon's pipeline members, whose ranks then run at full speed."""
+
+    history: HistoryPort
+    _last: dict[tuple[str, str], _Refusal] = field(default_factory=dict)
+    """By job id and kind of message."""
+    _recorded: dict[str, set[str]] = field(default_factory=dict)
+    """Reasons by job id."""
+
+    @contextmanager
+    def of(self, job_id: str, kind: str) -> Iterator[None]:
+        """Record an error raised in the block as a refusal; success clears the last refusal of this kind of message."""
+        try:
+            yield
+        except GpuEnergyError as error:
+            self.record(job_id, str(error), kind)
+            raise
+        self._last.pop((job_id, kind), None)
+
+    def record(self, job_id: str, reason: str, kind: str = "") -> None:
+        """Record that a message of a job was refused; ranks repeat such messages many times a second."""
+        now_ns = time.monotonic_ns()
+        known = self._last.get((job_id, kind))
+        num_before = known.num_messages if known is not None and known.reason == reason else 0
+        self._last[job_id, kind] = _Refusal(reason, now_ns, num_before + 1)
+        recorded = self._recorded.setdefault(job_id, set())
+        if reason in recorded or len(recorded) >= _MAX_REASONS_PER_JOB:
+            return
+        recorded.add(reason)
+        log.warning("job %s: message refused, the pipeline runs at full speed: %s", job_id, reason)
+        self.history.write(ControlEventRecord(utc_at(now_ns), "refusal", "pipeline", job_id, None, reason))
+
+    def keep(self, is_kept: Callable[[str], bool]) -> None:
+        """Drop the refusals of jobs for which `is_kept` is false."""
+        self._last = {key: last for key, last in self._last.items() if is_kept(key[0])}
+        self._recorded = {job_id: reasons for job_id, reasons in self._recorded.items() if is_kept(job_id)}
+
+    def status_fields(self, job_id: str) -> dict[str, Any] | None:
+        """Return a job's last refusal: reason, age, and how many such messages in a row; None without one."""
+        own = [last for (job, _), last in self._last.items() if job == job_id]
+        if not own:
+            return None
+        last = max(own, key=lambda refusal: refusal.at_mono_ns)
+        age_s = (time.monotonic_ns() - last.at_mono_ns) / _NS_PER_S
+        return {"reason": last.reason, "age_s": age_s, "num_messages": last.num_messages}
+
 
 _DELIVERY_LIMIT_S = 0.5
 _STATE, _POSTED_PLAN, _PIPELINE = "state of a member", "plan for a member", "report of the pipeline"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gpuenergyd.report.terminal.power import power_lines, swing_lines
+from gpuenergyd.report.terminal.live import power_lines, swing_lines
 
 POWER: dict[str, Any] = {
     "power_budget_w": 1800.0,

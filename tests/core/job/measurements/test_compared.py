@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuenergyd.core.job.measurements.compared import ComparedIterations
+from gpuenergyd.core.job.measurements.knowledge import ComparedIterations
 from gpuenergyd.core.job.measurements.savings import measured_saving
 from gpuenergyd.core.measurement.observation import IterationObservation, RankEnergy
 from gpuenergyd.core.pipeline.plan import PlanPurpose

@@ -2,7 +2,7 @@
 
 import math
 
-from gpuenergyd_power.rules.trim import PowerTrim
+from gpuenergyd_power.rules.control import PowerTrim
 
 BUDGET_W = 1000.0
 
