@@ -18,7 +18,7 @@ from gpuenergyd.client.environment import find_gpu_uuid, find_socket_path
 from gpuenergyd.energy_windows.nvml import energy_counters_j
 
 logger = logging.getLogger("gpuenergyd.client")
-_READ_LIMIT_S = 1.0
+_READ_LIMIT_S = 2.0
 
 
 class EnergyWindow:
