@@ -122,11 +122,11 @@ def write_report(request: ReportRequest) -> int:
                 tables = _plugin_tables(database, begin, end) if job is None else ()
                 text = report_page(history, reports, made_at=now.astimezone(), tables=tables)
             case Format.TRACE:
-                from gpuenergyd.report.trace import trace_text  # noqa: PLC0415  only traces need it
+                from gpuenergyd.report.other_formats.trace import trace_text  # noqa: PLC0415  only traces need it
 
                 text = trace_text(history, _only_job(reports).summary)
             case Format.SPDX:
-                from gpuenergyd.report.spdx import spdx_text  # noqa: PLC0415  only SPDX needs it
+                from gpuenergyd.report.other_formats.spdx import spdx_text  # noqa: PLC0415  only SPDX needs it
 
                 text = spdx_text(reports, made_at=now, tool=f"gpuenergyd {__version__}")
             case _:
