@@ -11,10 +11,10 @@ import pytest
 
 import gpuenergyd
 from gpuenergyd.client.connection import DaemonClient
-from gpuenergyd.energy_windows import nvml
+from gpuenergyd.energy_windows import nvml, window
 from gpuenergyd.errors import ProtocolError
 from tests.support.daemon_process import running_daemon
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 
 class NvmlError(Exception):
@@ -47,7 +47,8 @@ def counters_mj(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int | Non
     nvml._library.cache_clear()
 
 
-def test_a_daemon_reads_the_counters_for_anyone(tmp_path: Path) -> None:
+def test_a_daemon_reads_the_counters_for_anyone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window, "_READ_LIMIT_S", LIMIT_S)
     with running_daemon(tmp_path) as daemon, closing(DaemonClient(str(daemon.socket_path))) as client:
         gpu_uuids = [gpu["gpu_uuid"] for gpu in daemon.status()["gpus"]]
 
@@ -92,12 +93,12 @@ def test_without_a_daemon_pynvml_reads_and_windows_overlap(counters_mj: dict[str
 def test_a_counter_that_fails_or_was_reset_leaves_the_sum_unknown(
     counters_mj: dict[str, int | None], tmp_path: Path, at_end_mj: int | None
 ) -> None:
-    with gpuenergyd.measure(socket_path=str(tmp_path / "none")) as window:
+    with gpuenergyd.measure(socket_path=str(tmp_path / "none")) as measured:
         counters_mj |= {"GPU-0": 2000, "GPU-1": at_end_mj}
 
-    assert window.energy_by_gpu_j == {"GPU-0": 1.0}
-    assert window.energy_j is None
-    assert window.power_w is None
+    assert measured.energy_by_gpu_j == {"GPU-0": 1.0}
+    assert measured.energy_j is None
+    assert measured.power_w is None
 
 
 def test_without_daemon_and_driver_only_the_time_is_known(
@@ -105,9 +106,9 @@ def test_without_daemon_and_driver_only_the_time_is_known(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     nvml._library.cache_clear()
-    with pytest.raises(ZeroDivisionError), gpuenergyd.measure("eval", socket_path=str(tmp_path / "none")) as window:
+    with pytest.raises(ZeroDivisionError), gpuenergyd.measure("eval", socket_path=str(tmp_path / "none")) as measured:
         _ = 1 / 0
 
-    assert window.time_s is not None
-    assert (window.source, window.energy_j) == (None, None)
+    assert measured.time_s is not None
+    assert (measured.source, measured.energy_j) == (None, None)
     assert "window eval has no energy" in caplog.text

@@ -20,6 +20,7 @@ PUBLIC_MODULES = {
         "gpuenergyd.client.loop",
         "gpuenergyd.client.figures",
         "gpuenergyd.energy_windows.window",
+        "gpuenergyd.history",
         "gpuenergyd_trainers.torch_pipelining",
         "gpuenergyd_trainers.torch_inflight",
         "gpuenergyd_trainers.deepspeed",

@@ -1,16 +1,7 @@
 """A job's measured figures for the program's own log, as the daemon last sent them; reading them asks nobody.
 
-| name | meaning |
-|---|---|
-| `state` | phase of the job, such as `tuned` while a plan is in force |
-| `iteration_energy_j`, `power_w` | mean energy per iteration and mean power of the job's GPUs in the last seconds |
-| `energy_j`, `cost` | energy of all measured iterations so far, and its cost at the given price |
-| `saving_ratio`, `saving_low_ratio`, `saving_high_ratio` | measured energy saving with its 95 % interval |
-| `num_tokens`, `tokens_per_j` | tokens so far, and tokens per joule in the last seconds, if the program reports them |
-| `slowdown_ratio`, `cost_s` | measured slowdown, and the time that the daemon has cost the training so far |
-
-A value is None until it has been measured. Trackers draw numbers only, so `numbers_of` gives the state as the position
-of its name in `STATES`.
+docs/how-to/show-energy-in-a-tracker.md describes each; a value is None until it has been measured. Trackers draw only
+numbers, so `numbers_of` gives the state as the position of its name in `STATES`.
 """
 
 from collections.abc import Mapping

@@ -17,11 +17,7 @@ def _library() -> Any:
 
 
 def energy_counters_j(gpu_uuids: Collection[str]) -> dict[str, float]:
-    """Return the counters of GPUs by UUID, of all GPUs if none is named; without those that have no counter.
-
-    Raises:
-        Exception: pynvml is not installed, or the driver cannot be reached.
-    """
+    """Return the counters of GPUs by UUID, all if none is named, without those that fail; raises what pynvml raises."""
     pynvml = _library()
     found = {}
     for index in range(pynvml.nvmlDeviceGetCount()):

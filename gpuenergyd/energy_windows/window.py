@@ -5,22 +5,20 @@ The counters only rise, so windows may be nested, overlap, and run on several th
 to it, and work of earlier code does not: a torch that uses CUDA is synchronized at both ends.
 """
 
-import json
 import logging
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from types import TracebackType
 from typing import Any, Self
 
-from gpuenergyd.client.connection import HttpConnection
+from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.client.environment import find_gpu_uuid, find_socket_path
 from gpuenergyd.energy_windows.nvml import energy_counters_j
-from gpuenergyd.errors import ProtocolError
 
 logger = logging.getLogger("gpuenergyd.client")
-_READ_LIMIT_S = 1.0
-DAEMON, NVML = "daemon", "nvml"
+_READ_LIMIT_S = 2.0
 
 
 class EnergyWindow:
@@ -68,24 +66,21 @@ class EnergyWindow:
         self.energy_by_gpu_j = {uuid: end_j - begin_j for uuid, (begin_j, end_j) in pairs.items() if end_j >= begin_j}
 
     def _first_reading(self) -> dict[str, float]:
-        """Return the counters by the first source that can read them, and use that source at the end, too."""
-        for source in (DAEMON, NVML):
+        """Return the counters from the first source that has them, which is used at the end, too."""
+        for source in ("daemon", "nvml"):
             if found := self._reading(source):
                 self.source = source
                 return found
         self.source = None
-        logger.warning(
-            "gpuenergyd: window %s has no energy: no daemon with GPUs at %s, and no driver by pynvml",
-            self.name,
-            self._socket_path,
-        )
+        what = "gpuenergyd: window %s has no energy: no daemon with GPUs at %s, and no driver by pynvml"
+        logger.warning(what, self.name, self._socket_path)
         return {}
 
     def _reading(self, source: str) -> dict[str, float]:
         try:
-            if source == NVML:
-                return energy_counters_j(self._gpu_uuids)
-            return _daemon_counters_j(self._socket_path, self._gpu_uuids)
+            if source == "daemon":
+                return _daemon_counters_j(self._socket_path, self._gpu_uuids)
+            return energy_counters_j(self._gpu_uuids)
         except Exception as error:  # noqa: BLE001  whatever fails must not reach the program
             logger.info("gpuenergyd: window %s: no energy from %s: %r", self.name, source, error)
             return {}
@@ -105,16 +100,9 @@ def measure(name: str = "", *, gpu_uuids: Sequence[str] = (), socket_path: str |
 
 
 def _daemon_counters_j(socket_path: str, gpu_uuids: Sequence[str]) -> dict[str, float]:
-    connection = HttpConnection(socket_path)
-    try:
-        body = json.dumps({"gpu_uuids": gpu_uuids}).encode()
-        status, data = connection.request("POST", "/v1/energy", body, limit_s=_READ_LIMIT_S)
-    finally:
-        connection.close()
-    if status != 200:
-        raise ProtocolError(f"HTTP {status}: {data[:200]!r}")
-    counters = {gpu["gpu_uuid"]: gpu["total_energy_j"] for gpu in json.loads(data)["gpus"]}
-    return {gpu_uuid: float(value) for gpu_uuid, value in counters.items() if value is not None}
+    with closing(DaemonClient(socket_path, limit_s=_READ_LIMIT_S)) as client:
+        gpus = client.post("/v1/energy", {"gpu_uuids": gpu_uuids})["gpus"]
+    return {gpu["gpu_uuid"]: float(gpu["total_energy_j"]) for gpu in gpus if gpu["total_energy_j"] is not None}
 
 
 def _synchronize() -> None:

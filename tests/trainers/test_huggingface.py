@@ -31,6 +31,7 @@ def train(folder: Path, callbacks: list[Any], trackers: tuple[str, ...] = ()) ->
         gradient_accumulation_steps=2,
         use_cpu=True,
         report_to=list(trackers),
+        include_num_input_tokens_seen=bool(trackers),
         logging_steps=1,
         eval_strategy="steps",
         eval_steps=2,
@@ -76,13 +77,15 @@ def test_optimizer_steps_are_iterations_and_evaluations_are_not(tmp_path: Path) 
 
 def test_trackers_show_the_measured_figures_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    reports: list[dict[str, Any]] = []
     with FakeDaemon(tmp_path) as daemon:
         daemon.figures = {"figures": {"phase": "tuned", "power_w": 290.0, "energy_j": 7.2e6}}  # type: ignore[dict-item]  # the other figures are numbers
         ours = gpuenergy_callback(
             "gpt2", gpu_uuid="GPU-1", socket_path=daemon.socket_path, phases=False, price_per_kwh=0.3
         )
-        train(tmp_path, [ours, pacing_callback(daemon, [])], ("tensorboard",))
+        train(tmp_path, [ours, pacing_callback(daemon, reports)], ("tensorboard",))
 
+    assert [report["num_tokens"] for report in reports] == [16] * 7  # two rows of eight tokens
     scalars = logged_scalars(tmp_path / "board")
     assert scalars["train/gpuenergyd/power_w"] == 290.0
     assert scalars["train/gpuenergyd/cost"] == pytest.approx(0.6)

@@ -161,6 +161,33 @@ def test_an_argument_of_the_program_overrides_the_environment(adapter: str, daem
     daemon.releases.get(timeout=WAIT_LIMIT_S)
 
 
+def tokens_of(handle: Any) -> int | None:
+    """Return the tokens per iteration that an attached rank reports."""
+    found: int | None = handle._rank.client.num_tokens
+    handle.detach()
+    return found
+
+
+def test_tokens_of_a_pipeline_come_from_the_call_or_from_megatron_s_training_loop(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def megatron_tokens(**options: Any) -> int | None:
+        place = {"pp_rank": 0, "num_pp_ranks": 1, "dp_rank": 0}
+        return tokens_of(
+            megatron.attach(SimpleNamespace(timers=None), num_microbatches=4, gpu_uuid="GPU-1", **place, **options)
+        )
+
+    del daemon
+    unknown = megatron_tokens()
+    loop = ModuleType("megatron.training.global_vars")
+    vars(loop)["_GLOBAL_ARGS"] = SimpleNamespace(micro_batch_size=2, seq_length=1024)
+    monkeypatch.setitem(sys.modules, loop.__name__, loop)
+
+    assert unknown is None
+    assert megatron_tokens() == 4 * 2 * 1024
+    assert megatron_tokens(tokens_per_iteration=1000) == 1000
+
+
 @pytest.mark.parametrize("value", ["much", "-0.1", "nan"])
 def test_an_invalid_slowdown_in_the_environment_is_ignored_with_a_warning(
     value: str, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

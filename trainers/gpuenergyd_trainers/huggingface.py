@@ -37,10 +37,7 @@ class _Hooks:
             self._marks.pause()
 
     def _num_tokens(self, state: Any) -> int | None:
-        """Return this process's share of the tokens of a step; None unless the Trainer counts them for all processes.
-
-        It counts only with `include_num_input_tokens_seen`.
-        """
+        """Return this process's share of a step's tokens; None if `include_num_input_tokens_seen` is not set."""
         before, self._tokens_seen = self._tokens_seen, state.num_input_tokens_seen
         return round((self._tokens_seen - before) / find_rank()[1]) or None
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
+from gpuenergyd import __version__
 from gpuenergyd.cli.output import json_text
 from gpuenergyd.errors import GpuEnergyError, StoreError, UsageError
 from gpuenergyd.report.group_keys import WITHOUT_JOBS, GroupBy
@@ -39,6 +40,8 @@ class Format(StrEnum):
     HTML = "html"
     TRACE = "trace"
     """Trace Event Format, which Perfetto shows."""
+    SPDX = "spdx"
+    """SPDX 3 with the AI profile: training energy for a model's bill of materials."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +122,13 @@ def write_report(request: ReportRequest) -> int:
                 tables = _plugin_tables(database, begin, end) if job is None else ()
                 text = report_page(history, reports, made_at=now.astimezone(), tables=tables)
             case Format.TRACE:
-                from gpuenergyd.report.trace import trace_text  # noqa: PLC0415  only traces need it
+                from gpuenergyd.report.other_formats.trace import trace_text  # noqa: PLC0415  only traces need it
 
                 text = trace_text(history, _only_job(reports).summary)
+            case Format.SPDX:
+                from gpuenergyd.report.other_formats.spdx import spdx_text  # noqa: PLC0415  only SPDX needs it
+
+                text = spdx_text(reports, made_at=now, tool=f"gpuenergyd {__version__}")
             case _:
                 assert_never(request.written_as)
     return _write(text, request.out)
@@ -199,7 +206,7 @@ def _clock_warnings(history: "History", reports: "Sequence[JobReport]", *, now: 
 
 def _check_out(request: ReportRequest) -> None:
     if request.out is not None and request.written_as is Format.TABLE:
-        raise UsageError("--out needs --format json, csv, html or trace; tables are printed to the terminal only")
+        raise UsageError("--out needs --format json, csv, html, trace or spdx; tables are printed to the terminal only")
 
 
 def _check_options(request: ReportRequest) -> None:
@@ -208,8 +215,8 @@ def _check_options(request: ReportRequest) -> None:
     _check_out(request)
     if group_by != (GroupBy.JOB,) and request.written_as is Format.HTML:
         raise UsageError(_NOT_BY_JOB.format(request.written_as))
-    if request.written_as is Format.TRACE and (job is None or group_by != (GroupBy.JOB,)):
-        raise UsageError("--format trace is of one job: give --job ID, without --group-by")
+    if request.written_as in {Format.TRACE, Format.SPDX} and (job is None or group_by != (GroupBy.JOB,)):
+        raise UsageError(f"--format {request.written_as} is of one job: give --job ID, without --group-by")
     if job is not None and WITHOUT_JOBS.issuperset(group_by):
         raise UsageError(f"--group-by {','.join(group_by)} counts whole GPUs and cannot be combined with --job")
     if tag is not None and GroupBy.TAG not in group_by:

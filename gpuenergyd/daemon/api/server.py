@@ -300,9 +300,7 @@ class Server:
     async def _read_energy(self, request: web.Request) -> web.Response:
         wanted = await self._body(request, CounterQuery, MAX_CONTROL_MESSAGE_BYTES)
         gpus = self._jobs.services.gpus
-        uuids = [gpus[gpu_uuid].identity.gpu_uuid for gpu_uuid in wanted.gpu_uuids] or [
-            gpu.identity.gpu_uuid for gpu in gpus
-        ]
+        uuids = [gpu.identity.gpu_uuid for gpu in ([gpus[uuid] for uuid in wanted.gpu_uuids] or gpus)]
         read = await asyncio.gather(*(self._energies.value(gpu_uuid) for gpu_uuid in uuids))
         return _json(CounterReadings(tuple(map(CounterReading, uuids, read))))
 

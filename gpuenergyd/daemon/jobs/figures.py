@@ -42,11 +42,8 @@ class JobTotals:
         return JobTotals(*(own - old for own, old in zip(astuple(self), astuple(before), strict=True)))
 
     def status_fields(self) -> dict[str, float | None]:
-        return {
-            "total_energy_j": self.energy_j,
-            "num_tokens": self.num_tokens or None,
-            "tokens_per_j": self.tokens_per_j,
-        }
+        num_tokens = self.num_tokens or None
+        return {"total_energy_j": self.energy_j, "num_tokens": num_tokens, "tokens_per_j": self.tokens_per_j}
 
 
 @dataclass(slots=True)

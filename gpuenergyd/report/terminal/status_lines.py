@@ -258,9 +258,7 @@ def _outcome(job: Mapping[str, Any]) -> list[Text]:
 
 
 def _tokens(job: Mapping[str, Any]) -> list[Text]:
-    """Return the tokens per joule of a program that reports its tokens."""
-    per_j = job.get("tokens_per_j")
-    return [] if per_j is None else [Text(f"tokens: {per_j:.4g} per joule")]
+    return [Text(f"tokens: {job['tokens_per_j']:.4g} per joule")] if job.get("tokens_per_j") else []
 
 
 def _cost(job: Mapping[str, Any]) -> list[Text]:
