@@ -164,11 +164,10 @@ def test_no_kill_leaves_an_idle_gpu_lowered(tmp_path: Path) -> None:
     assert [kill for kill in kills if kill.num_left or not kill.num_lowered] == []
 
 
-def _nvidia_smi(option: str) -> str:
+def _nvidia_smi(*options: str) -> str:
     """Run the `nvidia-smi` of the fake driver library for the first GPU, which must not refuse."""
-    command = [str(build_library() / "bin" / "nvidia-smi"), "-i", "0", option]
-    form = ["--format=csv,noheader,nounits"] if option.startswith("--query") else []
-    return subprocess.run([*command, *form], capture_output=True, text=True, check=True).stdout.strip()
+    command = [str(build_library() / "bin" / "nvidia-smi"), "-i", "0", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_with_nvml_status_explains_other_tools_work_and_their_lock_stays(
@@ -191,7 +190,8 @@ def test_with_nvml_status_explains_other_tools_work_and_their_lock_stays(
             assert run(["status", "--socket", str(daemon.socket_path)]) == 0
             explained = "GPU 0 lowered, idle with a context: 210 MHz until work, a process, a job or a lease comes"
             assert explained in " ".join(capsys.readouterr().out.split())
-            assert _nvidia_smi("--query-gpu=clocks.sm,clocks.max.sm,utilization.gpu") == "210, 1410, 0"
+            fields = "--query-gpu=clocks.sm,clocks.max.sm,utilization.gpu"
+            assert _nvidia_smi(fields, "--format=csv,noheader,nounits") == "210, 1410, 0"
             _nvidia_smi("--lock-gpu-clocks=210,900")
             wait_until(lambda: not _of_first(daemon)["is_lowered"], log=lambda: str(_of_first(daemon)))
             host.begin_work(gpu, WORK)
