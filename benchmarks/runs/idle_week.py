@@ -20,9 +20,10 @@ import heapq
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -42,6 +43,7 @@ steady time only wait for seconds to pass."""
 READING_AGE_S = 0.1
 WORK_W = 300.0
 POWER_NOISE_W = 1.5
+LEAST_CAPTURED_RATIO, MOST_DELAY_S, MOST_ESTIMATE_ERROR = 0.85, 0.5, 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +348,17 @@ def main() -> int:
             print("  ".join(f"{name} {value}" for name, value in own.items()))
         for name, value in result.items():
             print(f"{name:<36}{value}")
-    return 0
+    return 0 if is_met(result) else 1
+
+
+def is_met(result: Mapping[str, Any]) -> bool:
+    """Return whether all targets are met."""
+    return bool(
+        result["captured_ratio"] >= LEAST_CAPTURED_RATIO
+        and result["lost_time_max_ratio"] <= PER_WORKING_TIME_RATIO
+        and result["first_work_delay_p99_s"] <= MOST_DELAY_S
+        and result["estimate_error_ratio"] <= MOST_ESTIMATE_ERROR
+    )
 
 
 if __name__ == "__main__":

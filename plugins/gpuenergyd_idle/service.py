@@ -128,7 +128,8 @@ class IdleService:
             if (own := self._followed.get(gpu.identity.gpu_uuid)) is not None
         ]
         options = {"is_enabled": self._options.enabled, "is_acting": self._acts, "after_s": self._options.after_s}
-        return {"idle": {**options, "gpus": gpus}}
+        lines = [f"GPU {own['index']} lowered, {own['reason']}" for own in gpus if own["is_lowered"]]
+        return {"idle": {**options, "gpus": gpus, "lines": lines}}
 
     # --- inside ---
 

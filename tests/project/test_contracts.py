@@ -127,7 +127,7 @@ STATUS = {
         "curve division end_at excess_w host_power_w is_cutting jobs least_w mean_w measured_w num_cuts over_s policy"
         " power_budget_w predicted_w price_per_w reason share_w source speed trouble"
     ),
-    "idle": "after_s gpus is_acting is_enabled",
+    "idle": "after_s gpus is_acting is_enabled lines",
     "idle.gpus": (
         "allowed_lost_s by_use gpu_uuid index is_lowered lost_s lowered_sm_clock_mhz model_name num_lowerings reason"
         " saving use use_age_s"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
 from gpuenergyd import __version__
-from gpuenergyd.cli.output import json_text
+from gpuenergyd.cli.output import json_text, people_console
 from gpuenergyd.errors import GpuEnergyError, StoreError, UsageError
 from gpuenergyd.report.group_keys import WITHOUT_JOBS, GroupBy
 
@@ -87,7 +87,7 @@ def write_report(request: ReportRequest) -> int:
     end = instant(request.until, now=now, option="--until")
     _check_span(begin, end, now=now)
     if request.plugin_group is not None:
-        return _write_plugin_group(request, begin, end)
+        return _write_plugin_group(request.plugin_group, request, begin, end)
     _check_options(request)
     job, group_by = request.job, request.group_by
     prices = _tariff(request)
@@ -144,11 +144,10 @@ def _write(text: str, out: Path | None) -> int:
     return 0
 
 
-def _write_plugin_group(request: ReportRequest, begin: datetime | None, end: datetime | None) -> int:
+def _write_plugin_group(key: str, request: ReportRequest, begin: datetime | None, end: datetime | None) -> int:
     """Write the figures of a plugin, which have nothing to do with jobs."""
     from gpuenergyd.report.plugin_groups import plugin_groups  # noqa: PLC0415  start fast
 
-    key = request.plugin_group or ""
     if request.written_as not in {Format.TABLE, Format.JSON, Format.CSV}:
         raise UsageError(_NOT_BY_JOB.format(request.written_as))
     _check_out(request)
@@ -164,7 +163,6 @@ def _write_plugin_group(request: ReportRequest, begin: datetime | None, end: dat
 
             return _write(csv_text(found.rows), request.out)
         case _:
-            from gpuenergyd.cli.output import people_console  # noqa: PLC0415  only tables need it
             from gpuenergyd.report.terminal.tables import plugin_table  # noqa: PLC0415  Rich, only tables need it
 
             people_console().print(plugin_table(found) if found.rows else _NO_MEASUREMENTS, crop=False)
@@ -314,7 +312,6 @@ def _unknown_job(history: "History", job: str, begin: datetime | None, end: date
 
 
 def _print_table(reports: "Sequence[JobReport]", rows: list[dict[str, Any]], group_by: tuple[GroupBy, ...]) -> None:
-    from gpuenergyd.cli.output import people_console  # noqa: PLC0415  only tables need it
     from gpuenergyd.report.terminal.tables import groups_table, job_table, jobs_table  # noqa: PLC0415  Rich, only tables need it
 
     if not rows:

@@ -34,6 +34,7 @@ from gpuenergyd.report.terminal.status_lines import (
     option_lines,
     owner_text,
     refused_lines,
+    service_lines,
     switching_lines,
     usual_states,
 )
@@ -104,7 +105,7 @@ def view_lines(
 
 def _notes(status: Status) -> list[Text]:
     """Return the notes at the end, most important first; those that do not fit are left out."""
-    of_gpus = [*refused_lines(status), *lease_lines(status)]
+    of_gpus = [*refused_lines(status), *lease_lines(status), *service_lines(status)]
     of_host = [*swing_lines(status.get("swing")), *grid_lines(status.get("carbon"))[1:]]
     return [*of_gpus, *ended_job_lines(status), *of_host, *switching_lines(status), *model_lines(status)]
 

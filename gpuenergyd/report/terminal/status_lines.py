@@ -132,6 +132,12 @@ def lease_lines(status: Status) -> list[Text]:
     ]
 
 
+def service_lines(status: Status) -> list[Text]:
+    """Return what services of plugins say in `lines` of their fields, such as why a clock is low."""
+    services = (own for own in status.values() if isinstance(own, Mapping))
+    return [Text(line) for own in services for line in own.get("lines") or ()]
+
+
 def _lease_text(kind: str, lease: Mapping[str, Any]) -> str:
     holder = f"uid {lease['uid']}" + (f", pid {lease['pid']}" if lease["pid"] is not None else "")
     settings = [f"clock locked at {lease['sm_clock_mhz']} MHz"] if lease.get("sm_clock_mhz") is not None else []

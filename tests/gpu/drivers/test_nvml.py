@@ -339,8 +339,13 @@ def test_any_reason_but_clocks_that_were_set_may_keep_the_clock_down(
 
 @pytest.mark.parametrize(
     ("has_link", "has_module_power", "scope"),
-    [(True, True, EnergyScope.MODULE), (True, False, EnergyScope.GPU), (False, True, EnergyScope.GPU)],
-    ids=["GH200", "GB10", "H200"],
+    [
+        (True, True, EnergyScope.MODULE),
+        (True, False, EnergyScope.GPU),
+        (False, True, EnergyScope.GPU),
+        (True, True, EnergyScope.UNKNOWN),
+    ],
+    ids=["GH200", "GB10", "H200", "failing driver"],
 )
 def test_energy_of_a_superchip_is_that_of_its_module_and_power_too(
     nvml_world: NvmlWorld,
@@ -360,8 +365,12 @@ def test_energy_of_a_superchip_is_that_of_its_module_and_power_too(
                 value.value.uiVal = 900_000
         return values
 
-    link = SimpleNamespace(isC2cEnabled=int(has_link))
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetC2cModeInfoV", lambda _: link)
+    def link(_: object) -> SimpleNamespace:
+        if scope is EnergyScope.UNKNOWN:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+        return SimpleNamespace(isC2cEnabled=int(has_link))
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetC2cModeInfoV", link)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetFieldValues", with_module)
     host = NvmlHost()
 
@@ -369,18 +378,6 @@ def test_energy_of_a_superchip_is_that_of_its_module_and_power_too(
     is_module = scope is EnergyScope.MODULE
     assert (host.read(nvml_world.gpus[0]).power_w == 900.0) is is_module
     assert (host.read_without_energy(nvml_world.gpus[0]).power_w == 900.0) is is_module
-    host.close()
-
-
-@pytest.mark.usefixtures("nvml_world")
-def test_where_the_driver_cannot_be_asked_the_scope_of_energies_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object) -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
-
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetC2cModeInfoV", fail)
-    host = NvmlHost()
-    assert {identity.energy_scope for identity in host.identities()} == {EnergyScope.UNKNOWN}
-    assert all(identity.supported_sm_clocks_mhz for identity in host.identities())
     host.close()
 
 

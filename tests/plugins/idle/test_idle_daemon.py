@@ -164,13 +164,21 @@ def test_no_kill_leaves_an_idle_gpu_lowered(tmp_path: Path) -> None:
     assert [kill for kill in kills if kill.num_left or not kill.num_lowered] == []
 
 
-def test_with_nvml_the_lock_of_another_program_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _nvidia_smi(*options: str) -> str:
+    """Run the `nvidia-smi` of the fake driver library for the first GPU, which must not refuse."""
+    command = [str(build_library() / "bin" / "nvidia-smi"), "-i", "0", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_with_nvml_status_explains_other_tools_work_and_their_lock_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     if compiler() is None:
         pytest.skip("no C compiler")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(build_library()))
     monkeypatch.setenv("GPUENERGYD_FAKE_NVML_WORLD", str(tmp_path / "world"))
     settings = {"driver": "nvml", "mode": "control", "service_options": ENABLED}
-    daemon = DaemonProcess(tmp_path, overrides=settings)
+    daemon = DaemonProcess(tmp_path, overrides=settings, prologue=SOON)
     with FakeNvmlControl(daemon.world_path) as control:
         control.set_privileged(True)
         daemon.start()
@@ -180,7 +188,11 @@ def test_with_nvml_the_lock_of_another_program_stays(tmp_path: Path, monkeypatch
         try:
             wait_until(lambda: host.locked_sm_clock_mhz(gpu) == LOW_MHZ, log=lambda: daemon.log)
             assert run(["status", "--socket", str(daemon.socket_path)]) == 0
-            host.lock_sm_clock(gpu, 900)  # as `nvidia-smi -lgc` of an administrator
+            explained = "GPU 0 lowered, idle with a context: 210 MHz until work, a process, a job or a lease comes"
+            assert explained in " ".join(capsys.readouterr().out.split())
+            fields = "--query-gpu=clocks.sm,clocks.max.sm,utilization.gpu"
+            assert _nvidia_smi(fields, "--format=csv,noheader,nounits") == "210, 1410, 0"
+            _nvidia_smi("--lock-gpu-clocks=210,900")
             wait_until(lambda: not _of_first(daemon)["is_lowered"], log=lambda: str(_of_first(daemon)))
             host.begin_work(gpu, WORK)
             wait_until(lambda: _of_first(daemon)["use"] == "other-work")
