@@ -30,4 +30,6 @@ def numbers_of(metrics: Mapping[str, float | str | None]) -> dict[str, float]:
     """Return the known figures as a tracker logs them, with the prefix `gpuenergyd/`."""
     state = metrics["state"]
     numbers = {f"gpuenergyd/{name}": value for name, value in metrics.items() if isinstance(value, int | float)}
-    return {**numbers, "gpuenergyd/state": STATES.index(state)} if state in STATES else numbers
+    if state in STATES:
+        numbers["gpuenergyd/state"] = STATES.index(state)
+    return numbers

@@ -172,7 +172,7 @@ def test_tokens_of_a_pipeline_come_from_the_call_or_from_megatron_s_training_loo
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def megatron_tokens(**options: Any) -> int | None:
-        place = {"pp_rank": 0, "num_pp_ranks": 1, "dp_rank": 0}
+        place: dict[str, Any] = {"pp_rank": 0, "num_pp_ranks": 1, "dp_rank": 0}
         return tokens_of(
             megatron.attach(SimpleNamespace(timers=None), num_microbatches=4, gpu_uuid="GPU-1", **place, **options)
         )

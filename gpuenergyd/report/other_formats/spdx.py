@@ -7,6 +7,7 @@ has the same one. What only the publisher of the model knows, such as where it c
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import UsageError
@@ -29,7 +30,7 @@ def spdx_text(reports: Sequence[JobReport], *, made_at: datetime, tool: str) -> 
         "ai_energyQuantity": f"{sum(used_j) / _J_PER_KWH:.9f}",
         "ai_energyUnit": "kilowattHour",
     }
-    elements = [
+    elements: list[dict[str, Any]] = [
         {
             "type": "SpdxDocument",
             "spdxId": f"{namespace}#document",

@@ -25,8 +25,9 @@ def nvml_daemon(folder: Path, library: Path, *, num_gpus: int, limit_w: float | 
         with FakeNvmlControl(made.world_path) as control:
             control.set_privileged(True)
             with closing(SimulatedHost.open(made.world_path)) as host:
-                for gpu in host.identities() if limit_w is not None else ():
-                    host.set_power_limit(gpu.gpu_uuid, limit_w)
+                if limit_w is not None:
+                    for gpu in host.identities():
+                        host.set_power_limit(gpu.gpu_uuid, limit_w)
             made.start()
             yield made
             made.stop()
