@@ -29,7 +29,9 @@ def metrics_of(figures: JobFigures | None, *, price_per_kwh: float | None = None
 def numbers_of(metrics: Mapping[str, float | str | None]) -> dict[str, float]:
     """Return the known figures as a tracker logs them, with the prefix `gpuenergyd/`."""
     state = metrics["state"]
-    numbers = {f"gpuenergyd/{name}": value for name, value in metrics.items() if isinstance(value, int | float)}
+    numbers: dict[str, float] = {
+        f"gpuenergyd/{name}": value for name, value in metrics.items() if isinstance(value, int | float)
+    }
     if state in STATES:
         numbers["gpuenergyd/state"] = STATES.index(state)
     return numbers
