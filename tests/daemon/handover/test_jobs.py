@@ -9,6 +9,7 @@ from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.daemon.handover.file import consume_hand_over, write_hand_over
 from gpuenergyd.daemon.handover.jobs import hand_over_jobs, take_over_job
+from gpuenergyd.daemon.jobs.figures import JobTotals
 from gpuenergyd.errors import GpuEnergyError
 from tests.support.job_stage import Stage, plan, settle
 
@@ -19,6 +20,7 @@ async def test_a_handed_over_job_continues_with_its_plan_and_its_numbers(tmp_pat
     job_id = before.join()
     await before.iterate(times=4)
     (old,) = before.jobs
+    old.recorder.figures.totals = JobTotals(4, 1.5, 300.0, 64, 200.0)
     write_hand_over(path, "token", await hand_over_jobs(before.jobs))
     snapshot = old.job.snapshot()
     for session in before.jobs.sessions:
@@ -32,6 +34,7 @@ async def test_a_handed_over_job_continues_with_its_plan_and_its_numbers(tmp_pat
     (new,) = after.jobs
     assert new.job_id == job_id
     assert new.job.snapshot() == snapshot
+    assert new.recorder.figures.totals == JobTotals(4, 1.5, 300.0, 64, 200.0)
     assert new.job.phase is JobPhase.TUNED
     assert new.leases.accept(new.delivery.last_epoch)
     after.tokens, after.next_index = before.tokens, before.next_index
