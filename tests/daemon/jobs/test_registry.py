@@ -165,7 +165,7 @@ def failed_set(gpu_uuid: str) -> ClockChangeReport:
     )
 
 
-async def test_an_idle_job_is_restored_and_leases_again_at_its_next_report() -> None:
+async def test_an_idle_job_is_restored_and_leases_again_at_its_next_clock_request() -> None:
     stage = Stage(plan("tuned-1", 1200))
     stage.join()
     await stage.iterate(times=3)
@@ -174,10 +174,13 @@ async def test_an_idle_job_is_restored_and_leases_again_at_its_next_report() -> 
     runner.last_report_mono_ns = time.monotonic_ns() - 10_000_000_000
     stage.jobs.check_time_limits()
     await settle()
+    has_announced_it = any(stage.jobs.is_in_long_pause(gpu) for gpu in stage.gpus)
     silent = stage.send(plan_epoch=1)
-    await stage.iterate(plan_epoch=1)
+    await settle()
     speaking = stage.send(plan_epoch=1)
+    await stage.iterate(plan_epoch=1)
 
+    assert not has_announced_it
     assert [call for call, _ in stage.worker.calls] == ["lease", "restore", "lease"]
     assert (silent, speaking) == (Admission.STALE, Admission.FORWARDED)
     assert stage.phase == "tuned"

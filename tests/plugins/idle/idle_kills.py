@@ -91,7 +91,8 @@ class IdleKills:
                 _kill(worker["sentinel_pid"], worker["pid"])
                 self._kill_daemon()
                 restore = [sys.executable, "-I", "-m", "gpuenergyd.gpu.restore.command"]
-                subprocess.run([*restore, "--journal", str(self._daemon.journal_path)], check=False, timeout=LIMIT_S)
+                restore += ["--journal", str(self._daemon.journal_path)]
+                subprocess.run(restore, check=False, capture_output=True, timeout=LIMIT_S)
             case _:
                 pids = (worker["pid"],) if victim == "worker" else (worker["sentinel_pid"], worker["pid"])
                 _kill(*pids)
