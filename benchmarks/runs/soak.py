@@ -58,7 +58,6 @@ from gpuenergyd.daemon.jobs.operators import (  # noqa: E402
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore  # noqa: E402
 from gpuenergyd.daemon.jobs.registry import Jobs  # noqa: E402
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases  # noqa: E402
-from gpuenergyd.daemon.manual_leases.calibration import Calibrations  # noqa: E402
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases  # noqa: E402
 from gpuenergyd.daemon.manual_leases.releases import GpuReleases  # noqa: E402
 from gpuenergyd.daemon.ports import JobServices  # noqa: E402
@@ -164,7 +163,6 @@ class Soak:
             self.jobs,
             ManualChanges(
                 AdministratorLeases(leases, self.gpus, worker),
-                Calibrations(leases, self.gpus, worker),
                 GpuReleases(worker, self.gpus, self.history, self.jobs.spawn),
             ),
             PipelineMembers(self.jobs),

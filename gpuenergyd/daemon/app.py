@@ -37,7 +37,6 @@ from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.jobs.replicas import TimeAccounts
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
-from gpuenergyd.daemon.manual_leases.calibration import Calibrations
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
 from gpuenergyd.daemon.manual_leases.releases import GpuReleases
 from gpuenergyd.daemon.periodic import Periodic
@@ -168,7 +167,6 @@ class Daemon:
             self.jobs,
             ManualChanges(
                 AdministratorLeases(self.leases, self.gpus, self.worker, is_observing=settings.is_observing),
-                Calibrations(self.leases, self.gpus, self.worker, is_observing=settings.is_observing),
                 self.releases,
             ),
             self.members,

@@ -11,7 +11,6 @@ HTTP/1.1 with JSON bodies on the daemon's Unix socket:
     POST /v1/pipelines       PipelineReport   -> PipelineReply
     POST /v1/leases          LeaseRequest     -> LeaseGranted     manual leases of administrators
     POST /v1/leases/release  LeaseRelease     -> LeaseReleased
-    POST /v1/calibrations    CalibrationRequest -> CalibrationStarted   wire/calibration_messages.py
     GET  /v1/status          the daemon's status, see daemon/api/status.py
 """
 

@@ -1,4 +1,4 @@
-"""Messages of operators' commands: changes and fits of running jobs, past jobs, released and measured GPUs.
+"""Messages of operators' commands: changes and fits of running jobs, past jobs, and released GPUs.
 
 HTTP/1.1 with JSON bodies on the daemon's Unix socket; (A) is for administrators:
 
@@ -10,17 +10,11 @@ HTTP/1.1 with JSON bodies on the daemon's Unix socket; (A) is for administrators
     GET   /v1/past-jobs/all                          -> PastJobList       of all users (A)
     POST  /v1/past-jobs/import    PastJobFile        -> PastJobsChanged   (A)
     POST  /v1/past-jobs/forget    PastJobsForget     -> PastJobsChanged
-    POST  /v1/calibrations        CalibrationRequest -> CalibrationStarted
-    GET   /v1/calibrations/{id}                      -> CalibrationState
-    POST  /v1/measured-gpus       MeasuredGpus       -> MeasuredGpusKept  (A)
-    POST  /v1/energy              CounterQuery        -> CounterReadings
+    POST  /v1/energy              CounterQuery       -> CounterReadings
 """
 
 from dataclasses import dataclass, fields
-from enum import StrEnum
 
-from gpuenergyd.core.host.measured_gpu import MeasuredGpu
-from gpuenergyd.core.measurement.calibration import CalibratedTarget
 from gpuenergyd.core.pipeline.fitted import FittedPipeline
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.past_jobs import PastJob
@@ -161,91 +155,6 @@ class PastJobsChanged:
     """Reply: how many past jobs were imported or forgotten."""
 
     num_past_jobs: int
-
-
-class CalibrationPhase(StrEnum):
-    """Phase of the calibration of one GPU."""
-
-    QUEUED = "queued"
-    """Waiting until other GPUs are measured."""
-    AWAITING_LOAD = "awaiting_load"
-    """Waiting until the requesting process computes on the GPU; an idle GPU does not run at the clock that is set."""
-    MEASURING = "measuring"
-    DONE = "done"
-    """All changes were made; the GPU is restored."""
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class CalibrationRequest:
-    """Request to measure switch latencies on idle GPUs, named by UUID or index; if empty, on all GPUs of the host.
-
-    At least `num_changes` changes are made to each target clock in each direction.
-    """
-
-    gpus: tuple[str, ...] = ()
-    num_changes: int = 20
-    is_dry_run: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CalibratedGpu:
-    """A GPU to measure: the clocks to switch between, the number of changes and about how long they take."""
-
-    gpu_uuid: str
-    index: int
-    model_name: str
-    sm_clocks_mhz: tuple[int, ...]
-    num_changes: int
-    expected_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class CalibrationStarted:
-    """Reply: the GPUs are leased to the process that sent the request, and restored when it ends.
-
-    They are measured in this order; each measurement waits until the process computes on the GPU. In a dry run nothing
-    is leased, and there is no id.
-    """
-
-    calibration_id: str | None
-    gpus: tuple[CalibratedGpu, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CalibrationProgress:
-    """Progress of one GPU; `reason` says why it failed."""
-
-    gpu_uuid: str
-    phase: CalibrationPhase
-    num_changes: int
-    num_done: int
-    reason: str = ""
-    targets: tuple[CalibratedTarget, ...] = ()
-    """Statistics of the changes measured so far."""
-
-
-@dataclass(frozen=True, slots=True)
-class CalibrationState:
-    """State of a calibration, GPU by GPU."""
-
-    calibration_id: str
-    is_finished: bool
-    gpus: tuple[CalibrationProgress, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredGpus:
-    """What `gpuenergyd doctor --measure` has found: one GPU of each model."""
-
-    gpus: tuple[MeasuredGpu, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredGpusKept:
-    """Reply: the models of this host whose measurements the daemon keeps."""
-
-    model_names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.report.job import JobReport, job_reports
 from gpuenergyd.report.page import report_page
 from gpuenergyd.report.terminal import live, status_lines
 from gpuenergyd.report.terminal.tables import job_table, jobs_table
-from gpuenergyd.store import History, open_history
+from gpuenergyd.store import History, IterationRow, open_history
 from gpuenergyd.store.records import (
     ORDER_ADVICE,
     SLOWDOWN_ADVICE,
@@ -30,6 +31,7 @@ from tests.support.stored_history import write_records
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 REASON = "policy uniform failed: ValueError: no clock"
+AT = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 def job(job_id: str) -> JobRecord:
@@ -140,3 +142,44 @@ def test_the_advice_of_a_pipeline_across_hosts_is_shown_with_its_leading_rank() 
     assert status_lines._order_advice(member) == []
     (line,) = status_lines._order_advice({**member, "pipeline": whole})
     assert line.plain == f"order of instructions (in use: split backward in place): {advice}"
+
+
+def report(path: Path, rows: list[tuple[float, float | None, str, PlanPurpose]]) -> JobReport:
+    with open_history(write_sample_history(path / "history.sqlite3")) as history:
+        (sample,) = job_reports(history)
+    summary = replace(sample.summary, baseline_time_s=1.0, baseline_energy_j=100.0)
+    iterations = tuple(
+        IterationRow(k, AT, time_s, energy_j, plan_id, purpose, is_regular=True)
+        for k, (time_s, energy_j, plan_id, purpose) in enumerate(rows)
+    )
+    return JobReport(summary, lambda: iterations)
+
+
+def test_the_plan_in_force_is_measured_after_its_first_iteration(tmp_path: Path) -> None:
+    tuned = PlanPurpose.TUNED
+    rows: list[tuple[float, float | None, str, PlanPurpose]] = [(1.0, 100.0, "baseline", PlanPurpose.BASELINE)] * 5
+    rows += [(1.2, 95.0, "tuned-1", tuned)] * 9
+    rows += [(1.5, 99.0, "tuned-2", tuned)] + [(1.01, 85.0, "tuned-2", tuned)] * 4
+    for _ in range(2):
+        rows += [(1.0, 100.0, "proof", PlanPurpose.BASELINE)] * 3 + [(1.01, 85.0, "tuned-2", tuned)] * 8
+
+    plan = report(tmp_path, rows).plan_in_force
+
+    assert plan is not None
+    assert (plan.plan_id, plan.num_iterations) == ("tuned-2", 20)
+    assert plan.saving is not None
+    assert plan.slowdown is not None
+    assert plan.saving.estimate == pytest.approx(0.15)
+    assert plan.slowdown.estimate == pytest.approx(0.01)
+
+
+def test_the_saving_of_a_plan_without_measured_energy_is_unknown(tmp_path: Path) -> None:
+    plan = report(tmp_path, [(1.0, None, "tuned-1", PlanPurpose.TUNED)] * 3).plan_in_force
+
+    assert plan is not None
+    assert plan.energy_j is None
+    assert plan.saving is None
+
+
+def test_a_job_without_tuned_iterations_has_no_plan_in_force(tmp_path: Path) -> None:
+    assert report(tmp_path, [(1.0, 100.0, "baseline", PlanPurpose.BASELINE)]).plan_in_force is None

@@ -13,7 +13,6 @@ from gpuenergyd.daemon.host_services import HostParts, host_services
 from gpuenergyd.daemon.jobs.operators import JobFits, Operators, OrderFile
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
-from gpuenergyd.daemon.manual_leases.calibration import Calibrations
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
 from gpuenergyd.daemon.manual_leases.releases import GpuReleases
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
@@ -40,7 +39,6 @@ def server_of(stage: Stage, folder: Path, *, status: Callable[[], Mapping[str, A
         stage.jobs,
         ManualChanges(
             AdministratorLeases(leases, stage.gpus, worker),
-            Calibrations(leases, stage.gpus, worker),
             GpuReleases(worker, stage.gpus, stage.history, stage.jobs.spawn),
         ),
         PipelineMembers(stage.jobs),

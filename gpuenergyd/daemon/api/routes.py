@@ -17,9 +17,6 @@ from gpuenergyd.wire.messages import (
     ReleaseReply,
 )
 from gpuenergyd.wire.operator_messages import (
-    CalibrationRequest,
-    CalibrationStarted,
-    CalibrationState,
     CounterQuery,
     CounterReadings,
     GpuRelease,
@@ -28,8 +25,6 @@ from gpuenergyd.wire.operator_messages import (
     JobFit,
     JobPatch,
     JobPatched,
-    MeasuredGpus,
-    MeasuredGpusKept,
     PastJobFile,
     PastJobList,
     PastJobsChanged,
@@ -99,21 +94,6 @@ GPU_RELEASE = Route(
     GpusReleased,
 )
 GPU_REOPEN = Route("/v1/gpus/reopen", "Open a released GPU again (administrators).", GpuReopen, GpusReleased)
-CALIBRATIONS = Route(
-    "/v1/calibrations",
-    "Measure switch latencies on idle GPUs while the client computes on them (administrators).",
-    CalibrationRequest,
-    CalibrationStarted,
-)
-CALIBRATION = Route(
-    "/v1/calibrations/{calibration_id}", "Progress and result of a calibration.", reply=CalibrationState
-)
-MEASURED_GPUS = Route(
-    "/v1/measured-gpus",
-    "Keep what `gpuenergyd doctor --measure` has found, by GPU model and driver version (administrators).",
-    MeasuredGpus,
-    MeasuredGpusKept,
-)
 ENERGY = Route("/v1/energy", "Read the energy counters of GPUs now.", CounterQuery, CounterReadings)
 PAST_JOBS = Route(
     "/v1/past-jobs", "The caller's past jobs and imported ones; new jobs start from their curves.", reply=PastJobList
@@ -150,7 +130,6 @@ OPENAPI = Route("/v1/openapi.json", "This document.")
 
 ROUTES = (
     *(RANKS, ITERATIONS, PACE, RELEASE, MEMBERS, MEMBER_PLAN, PIPELINES, LEASES, LEASE_RELEASE),
-    *(GPU_RELEASE, GPU_REOPEN, CALIBRATIONS, CALIBRATION, MEASURED_GPUS, ENERGY),
-    *(PAST_JOBS, ALL_PAST_JOBS, PAST_JOB_IMPORT, PAST_JOB_FORGET),
+    *(GPU_RELEASE, GPU_REOPEN, ENERGY, PAST_JOBS, ALL_PAST_JOBS, PAST_JOB_IMPORT, PAST_JOB_FORGET),
     *(STATUS, JOB, JOB_PATCH, JOB_FIT, METRICS, OPENAPI),
 )

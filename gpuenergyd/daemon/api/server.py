@@ -32,7 +32,6 @@ from gpuenergyd.daemon.jobs.operators import JobFits, Operators
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
-from gpuenergyd.daemon.manual_leases.calibration import Calibrations
 from gpuenergyd.daemon.manual_leases.releases import GpuReleases
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, open_pidfd, require_alive
 from gpuenergyd.daemon.runtime.shared_reads import SharedReads
@@ -51,13 +50,11 @@ from gpuenergyd.wire.messages import (
 )
 from gpuenergyd.wire.operator_messages import (
     FILE_FORMAT,
-    CalibrationRequest,
     CounterQuery,
     CounterReading,
     CounterReadings,
     GpuRelease,
     GpuReopen,
-    MeasuredGpus,
     PastJobFile,
     PastJobList,
     PastJobsChanged,
@@ -119,7 +116,6 @@ class ManualChanges:
     """The services that change GPUs outside jobs."""
 
     leases: AdministratorLeases
-    calibrations: Calibrations
     releases: GpuReleases
 
 
@@ -143,7 +139,6 @@ class Server:
     ) -> None:
         self._jobs = jobs
         self._changes = changes
-        self._calibrations = changes.calibrations
         self._members, self._operators, self._past_jobs = members, operators, past_jobs
         self._fits = fits
         self._status = Snapshot(status)
@@ -188,9 +183,6 @@ class Server:
             routes.LEASE_RELEASE: self._administrator_handler(LeaseRelease, changes.leases.release),
             routes.GPU_RELEASE: self._administrator_handler(GpuRelease, changes.releases.release),
             routes.GPU_REOPEN: self._administrator_handler(GpuReopen, changes.releases.reopen),
-            routes.CALIBRATIONS: self._start_calibration,
-            routes.CALIBRATION: self._get_calibration,
-            routes.MEASURED_GPUS: self._administrator_handler(MeasuredGpus, changes.calibrations.keep_measured),
             routes.ENERGY: self._read_energy,
             routes.PAST_JOBS: self._list_past_jobs,
             routes.ALL_PAST_JOBS: self._list_all_past_jobs,
@@ -282,20 +274,6 @@ class Server:
             return _json(await handle(message, self._administrator(request)))
 
         return respond
-
-    async def _start_calibration(self, request: web.Request) -> web.Response:
-        message = await self._body(request, CalibrationRequest, MAX_CONTROL_MESSAGE_BYTES)
-        with self._open_peer(request) as (peer, pidfd):
-            self._access.require_administrator(peer)
-            require_alive(peer, pidfd)
-            return _json(await self._calibrations.start(message, peer, pidfd))
-
-    async def _get_calibration(self, request: web.Request) -> web.Response:
-        calibration_id = request.match_info["calibration_id"]
-        state = self._calibrations.state(calibration_id)
-        if state is None:
-            return _error(404, f"no calibration {calibration_id[:100]!r}")
-        return _json(state)
 
     async def _read_energy(self, request: web.Request) -> web.Response:
         wanted = await self._body(request, CounterQuery, MAX_CONTROL_MESSAGE_BYTES)

@@ -12,6 +12,8 @@ from gpuenergyd.errors import JobError
 from tests.support.job_run import CLOCKS, joined, new_job
 
 SLOW, FAST = SwitchLatency(0.03, 0.02, call_s=0.004), SwitchLatency(0.01, 0.01, call_s=0.004)
+FIRST = GpuView("GPU-0", "A100", (1410, 1200, 900), 0.01, 80.0)
+SECOND = GpuView("GPU-1", "A100", (1410, 900, 600), 0.02, 84.0)
 
 
 def gpu(name: str, **properties: object) -> GpuView:
@@ -84,3 +86,18 @@ def test_the_gpus_of_a_stage_are_planned_for_as_one() -> None:
     assert stage_gpu(3, [pair[0], replace(pair[1], blocking_power_w=None)]).blocking_power_w is None
     with pytest.raises(JobError, match="the ranks of pipeline stage 3 are on 2 hosts"):
         stage_gpu(3, [pair[0], replace(pair[1], host="b")])
+
+
+def test_a_stage_has_common_clocks_the_slowest_changes_and_the_sum_of_powers() -> None:
+    assert stage_gpu(0, [FIRST, SECOND]) == GpuView("GPU-0", "A100", (1410, 900), 0.02, 164.0, num_gpus=2)
+
+
+def test_the_merge_of_merged_gpus_is_that_of_all() -> None:
+    four = [FIRST, SECOND, replace(FIRST, switch_latency_s=0.03), SECOND]
+
+    assert stage_gpu(0, [stage_gpu(0, four[:2]), stage_gpu(0, four[2:])]) == stage_gpu(0, four)
+
+
+def test_gpus_without_a_common_clock_are_refused() -> None:
+    with pytest.raises(JobError, match="the GPUs of pipeline rank 0 have no clock in common"):
+        stage_gpu(0, [FIRST, replace(SECOND, supported_sm_clocks_mhz=(1000,))])

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,12 @@ from gpuenergyd.core.pipeline.switching import (
     Direction,
     LatencyBasis,
     ObservedSwitch,
+    RegionLatency,
+    SwitchLatency,
     constant_latency,
+    direction_of,
+    latency_quantiles_s,
+    region_of,
 )
 from tests.support.examples import examples
 
@@ -148,3 +154,190 @@ def test_changes_of_usual_latency_have_hardly_any_excess() -> None:
         learning.observe(switch(900, 1410, settle_s=0.02 * rng.uniform(0.9, 1.1)))
 
     assert learning.latency.excess_s < 0.0005
+
+
+def seen(latency_s: float, from_mhz: int = 1000, to_mhz: int = 500) -> ObservedSwitch:
+    return ObservedSwitch(from_mhz, to_mhz, 0.0, 0.0, latency_s, latency_s)
+
+
+def latency_quantile_s(switches: Sequence[ObservedSwitch], share: float) -> float | None:
+    return latency_quantiles_s(switches, (share,))[0]
+
+
+def unseen(latency_s: float) -> ObservedSwitch:
+    return ObservedSwitch(1000, 500, 0.0, 0.0, latency_s, None)
+
+
+def test_latency_is_the_sum_of_handover_call_and_settling() -> None:
+    one = ObservedSwitch(1000, 500, handover_s=0.1, call_s=0.02, settle_low_s=0.003, settle_high_s=0.005)
+
+    assert one.settle_s == pytest.approx(0.004)
+    assert one.latency_s == pytest.approx(0.124)
+    assert ObservedSwitch(1000, 500, 0.1, 0.02, 0.003, None).latency_s == pytest.approx(0.123)
+
+
+def test_regions_begin_at_75_and_90_percent_of_the_maximum() -> None:
+    assert [region_of(mhz, 1000) for mhz in (1000, 900, 899, 750, 749, 1)] == [
+        ClockRegion.HIGH,
+        ClockRegion.HIGH,
+        ClockRegion.MIDDLE,
+        ClockRegion.MIDDLE,
+        ClockRegion.LOW,
+        ClockRegion.LOW,
+    ]
+
+
+def test_a_switch_to_the_same_clock_counts_as_lowering() -> None:
+    assert [direction_of(500, to) for to in (499, 500, 501)] == [Direction.LOWER, Direction.LOWER, Direction.RAISE]
+    assert seen(0.1, 500, 501).direction is Direction.RAISE
+
+
+def test_without_regions_each_direction_has_its_figures() -> None:
+    latency = SwitchLatency(raise_s=0.3, lower_s=0.1, typical_raise_s=0.2, max_sm_clock_mhz=1000)
+
+    assert [latency.late_s(500, to) for to in (499, 500, 501)] == [0.1, 0.1, 0.3]
+    assert [latency.typical_s(500, to) for to in (499, 500, 501)] == [0.1, 0.1, 0.2]
+    assert SwitchLatency(raise_s=0.3, lower_s=0.1).typical_s(500, 501) == 0.3
+    assert constant_latency(0.4).late_s(1, 2) == constant_latency(0.4).late_s(2, 1) == 0.4
+    assert constant_latency(0.4).call_s == 0.0
+
+
+def test_a_region_takes_precedence_over_its_direction() -> None:
+    own = RegionLatency(Direction.RAISE, ClockRegion.LOW, ClockRegion.HIGH, typical_s=0.5, late_s=0.7)
+    latency = SwitchLatency(0.3, 0.1, max_sm_clock_mhz=1000, regions=(own,))
+
+    assert (latency.typical_s(500, 950), latency.late_s(500, 950)) == (0.5, 0.7)
+    assert (latency.typical_s(500, 800), latency.late_s(500, 800)) == (0.3, 0.3)
+    assert (latency.typical_s(800, 950), latency.late_s(950, 500)) == (0.3, 0.1)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.1, 0.001), (0.2, 0.002), (0.5, 0.005), (0.51, 0.006), (1.0, 0.01)])
+def test_quantiles_of_latency(share: float, expected: float) -> None:
+    ten = [seen(k / 1000) for k in range(1, 11)]
+
+    assert latency_quantile_s(ten, share) == pytest.approx(expected)
+
+
+def test_censored_changes_count_with_the_watched_time() -> None:
+    """Kaplan and Meier: of four, one gone unseen after 2 ms leaves 3/4 * 1/2, then nothing."""
+    four = [seen(0.001), unseen(0.002), seen(0.003), seen(0.004)]
+
+    assert latency_quantile_s(four, 0.25) == 0.001
+    assert latency_quantile_s(four, 0.26) == 0.003
+    assert latency_quantile_s(four, 0.625) == 0.003
+    assert latency_quantile_s(four, 0.63) == 0.004
+    assert latency_quantile_s([unseen(0.1)], 0.1) is None
+    assert latency_quantile_s([], 0.1) is None
+
+
+def test_at_equal_times_measured_changes_precede_censored_ones() -> None:
+    assert latency_quantile_s([unseen(0.002), seen(0.002)], 0.5) == 0.002
+
+
+def calibrated(*switches: ObservedSwitch, prior_s: float = 9.0) -> SwitchCalibration:
+    made = SwitchCalibration(1000, constant_latency(prior_s))
+    for one in switches:
+        made.observe(one)
+    return made
+
+
+def test_an_estimate_requires_twelve_changes_of_one_direction() -> None:
+    assert ENOUGH == 12
+    known = calibrated(*[seen(0.1)] * 11)
+    assert known.latency == constant_latency(9.0)
+    assert not known.observe(seen(0.3, 500, 1000))
+    assert known.latency.basis is LatencyBasis.ASSUMED  # twelve, but of two directions
+
+    assert known.observe(seen(0.1))
+    assert (known.latency.lower_s, known.latency.raise_s, known.latency.typical_raise_s) == (0.1, 0.1, 0.1)
+    assert (known.num_seen, known.num_unseen) == (13, 0)
+
+
+def test_clock_raises_use_the_late_latency_and_reductions_the_typical_one() -> None:
+    """Of twelve, six are half and eleven are nine tenths; reductions that were not seen are as slow as raises."""
+    latency = calibrated(*[seen(k / 100, 500, 1000) for k in range(1, 13)]).latency
+
+    assert (latency.typical_raise_s, latency.raise_s, latency.lower_s) == (0.06, 0.11, 0.06)
+    assert (latency.basis, latency.max_sm_clock_mhz) == (LatencyBasis.MEASURED, 1000)
+    assert latency.regions == tuple(
+        RegionLatency(Direction.RAISE, region, ClockRegion.HIGH, 0.06, 0.11) for region in ClockRegion
+    )
+
+
+def test_an_unknown_quantile_is_the_longest_observation() -> None:
+    known = calibrated(*[seen(0.1)] * 3, *[unseen(0.4)] * 9)
+
+    assert known.latency.lower_s == 0.4
+    assert (known.num_seen, known.num_unseen) == (3, 9)
+    (whole, region) = known.estimates()
+    assert (whole.num_seen, whole.num_unseen, whole.median_s) == (3, 9, None)
+    assert (whole.from_region, region.from_region, region.to_region) == (None, ClockRegion.HIGH, ClockRegion.LOW)
+
+
+def test_an_estimate_includes_call_settling_and_resolution() -> None:
+    looks = [ObservedSwitch(1000, 500, 0.0, 0.01 * k, 0.1 * k, 0.1 * k + 0.02 * k) for k in (1, 2, 3)]
+
+    (whole, _) = calibrated(*looks, ObservedSwitch(1000, 500, 0.0, 0.02, 0.5, None)).estimates()
+
+    assert whole.call_s == pytest.approx(0.02)
+    assert whole.resolution_s == pytest.approx(0.04)
+    assert whole.settle_s == pytest.approx((0.22 + 0.33) / 2)
+    (blind, _) = calibrated(unseen(0.5)).estimates()
+    assert blind.resolution_s == 0.0
+    assert calibrated().estimates() == ()
+
+
+def test_after_the_first_estimate_every_eighth_change_updates_it() -> None:
+    known = calibrated(*[seen(0.1)] * 12)
+
+    news = [known.observe(seen(0.5)) for _ in range(24)]
+
+    assert [k + 1 for k, is_news in enumerate(news) if is_news] == [8, 16]
+    assert known.latency.lower_s == 0.5
+
+
+@pytest.mark.parametrize(("later_s", "is_news"), [(0.124, False), (0.126, True), (0.076, False), (0.074, True)])
+def test_a_change_of_25_percent_is_reported(later_s: float, *, is_news: bool) -> None:
+    known = calibrated(*[seen(0.1)] * 12)
+
+    news = [known.observe(seen(later_s)) for _ in range(600)]
+
+    assert any(news) is is_news
+
+
+def test_a_new_region_is_reported() -> None:
+    known = calibrated(*[seen(0.1)] * 12)
+    for _ in range(4):
+        known.observe(seen(0.1))
+
+    news = [known.observe(seen(0.1, 1000, 800)) for _ in range(12)]
+
+    assert [k + 1 for k, found in enumerate(news) if found] == [12]
+
+
+def test_the_last_2048_changes_are_kept() -> None:
+    known = calibrated(*[unseen(0.9)] * 3, *[seen(0.1)] * 2046)
+
+    (whole, _) = known.estimates()
+
+    assert (whole.num_seen, whole.num_unseen) == (2046, 2)
+    assert (known.num_seen, known.num_unseen) == (2046, 3)
+
+
+def test_a_target_with_enough_changes_has_its_own_latency_and_others_that_of_their_region() -> None:
+    slow = [ObservedSwitch(500, 950, 0.0, 0.0, 0.08, 0.08)] * 12
+    quick = [ObservedSwitch(500, 990, 0.0, 0.0, 0.01, 0.01)] * 16
+
+    latency = calibrated(*slow, *quick).latency
+
+    assert latency.late_s(500, 950) == latency.typical_s(500, 950) == pytest.approx(0.08)
+    assert latency.late_s(500, 990) == pytest.approx(0.01)
+    assert latency.late_s(500, 970) == pytest.approx(0.08), "the late one of all to this region"
+
+
+def test_a_delay_of_reports_moves_every_latency_and_none_below_zero() -> None:
+    latency = calibrated(*[ObservedSwitch(500, 990, 0.0, 0.0, 0.01, 0.01)] * 12).latency
+
+    assert latency.delayed(0.02).late_s(500, 990) == pytest.approx(0.03)
+    assert latency.delayed(0.02).raise_s == pytest.approx(0.03)
+    assert latency.delayed(-1.0).late_s(500, 990) == 0.0

@@ -1,8 +1,11 @@
 """Settings that are read back: what changed, and whether this daemon or another program changed it."""
 
+from pathlib import Path
+
 import pytest
 
 from gpuenergyd.daemon.gpus.knobs import FOREIGN, OURS, KnobChange, Knobs
+from gpuenergyd.daemon.jobs.audit_log import suspects_text
 from gpuenergyd.gpu.device import GpuDetails
 from gpuenergyd.gpu.link.codec import decode, encode
 from gpuenergyd.gpu.link.messages import GpuSettingsRead
@@ -66,3 +69,24 @@ def test_our_workload_power_profile_and_its_removal_are_ours_and_others_are_not(
     assert {change.actor for change in beside} == {FOREIGN}
     assert foreign == knobs.foreign_power_profiles == (20,)
     assert Knobs(400.0).foreign_power_profiles == ()
+
+
+def proc_with(folder: Path, *names: str) -> Path:
+    for pid, name in enumerate(names, 10):
+        (folder / str(pid)).mkdir()
+        (folder / str(pid) / "comm").write_text(f"{name}\n")
+    (folder / "99").mkdir()  # has just ended
+    (folder / "self").mkdir()
+    return folder
+
+
+def test_known_programs_are_named(tmp_path: Path) -> None:
+    assert suspects_text(proc_with(tmp_path, "bash", "nv-hostengine", "nvidia-smi")) == (
+        "nv-hostengine pid 11, nvidia-smi pid 12"
+    )
+
+
+def test_many_are_counted_and_none_is_empty(tmp_path: Path) -> None:
+    assert suspects_text(proc_with(tmp_path, *["nvidia-smi"] * 5)).endswith("pid 12 and 2 more")
+    (tmp_path / "none").mkdir()
+    assert suspects_text(tmp_path / "none") == ""

@@ -4,18 +4,22 @@ import asyncio
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
+from gpuenergyd.core.job.messages import Command
 from gpuenergyd.daemon.gpus.access import AccessRules
 from gpuenergyd.daemon.jobs.operators import Operators, OrderFile
+from gpuenergyd.daemon.runtime.actions import Actions
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.daemon.runtime.user_rates import UserRates
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, UsageError
 from gpuenergyd.store.records import ControlEventRecord
 from gpuenergyd.wire.messages import RankRelease
 from gpuenergyd.wire.operator_messages import JobPatch, JobPatched, decode_job_patch
-from tests.support.job_stage import ME, Stage, plan, registration, settle
+from tests.support.job_stage import ME, Stage, plan, play, registration, settle
+from tests.support.led_pipeline import LedPipeline
 
 RULES = AccessRules()
 
@@ -182,3 +186,28 @@ def test_a_damaged_file_of_orders_is_an_empty_one(tmp_path: Path, content: bytes
 def test_a_malformed_order_is_refused_in_one_line(body: bytes, text: str) -> None:
     with pytest.raises(GpuEnergyError, match=text):
         decode_job_patch(body)
+
+
+def commands_taken(actions: Actions) -> list[object]:
+    """Return the type of command that each action takes; that of its key if the action is a lambda."""
+    return [get_type_hints(action).get("command", command) for command, action in actions.items()]
+
+
+def test_every_command_of_a_job_has_an_action() -> None:
+    async def scenario() -> None:
+        stage = Stage()
+        stage.join()
+        (runner,) = stage.jobs
+
+        assert runner.actions.keys() == set(get_args(Command))
+        assert commands_taken(runner.actions) == list(runner.actions)
+        await stage.jobs.close("test over")
+
+    play(scenario)
+
+
+def test_every_command_of_a_pipeline_has_an_action() -> None:
+    actions = LedPipeline().leader.actions
+
+    assert actions.keys() == set(get_args(Command))
+    assert commands_taken(actions) == list(actions)

@@ -1,19 +1,40 @@
 """Main programs of the units: they execute the worker or fetcher, or report an invalid setting in one line."""
 
+import asyncio
 import json
 import logging
 import os
+import socket
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.daemon.carbon import fetcher_unit
 from gpuenergyd.daemon.processes import worker_unit
-from gpuenergyd.daemon.processes.launch import worker_command
+from gpuenergyd.daemon.processes.launch import connect_policy_unit, worker_command
+from gpuenergyd.daemon.processes.policy_client import PolicyClient, PolicyFailure
 from gpuenergyd.daemon.settings import Processes, Settings, load_settings
 from gpuenergyd.errors import UsageError
+from tests.daemon.processes.test_policy_host import view
+from tests.support.daemon_process import wait_for_death
+from tests.support.processes import child_pids
+from tests.support.waiting import LIMIT_S, wait_until
+
+_MANAGER = """
+import socket, subprocess, sys
+listener = socket.socket(fileno=int(sys.argv[1]))
+while True:
+    connection, _ = listener.accept()
+    guard = subprocess.Popen([sys.executable, "-I", "-c", sys.argv[2]], stdin=connection, stdout=connection)
+    connection.close()
+    print(guard.pid, flush=True)
+"""
 
 
 class Replaced(Exception):  # noqa: N818  what execv does to a process is no error
@@ -97,3 +118,100 @@ def test_the_fetcher_unit_reports_an_invalid_setting(
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert "GPUENERGYD_CARBON_BUDGET_RATIO = '-3'" in caplog.text
     assert program == []
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A socket, and a manager that starts a guard process per connection, like a socket unit."""
+
+    path: Path
+    guard_pids: Path
+
+    def guards(self) -> list[int]:
+        """The guards started so far."""
+        return [int(line) for line in self.guard_pids.read_text().splitlines()]
+
+    def link(self, *, time_limit_s: float = LIMIT_S) -> PolicyClient:
+        """Return a client of this unit."""
+        return PolicyClient(
+            lambda: connect_policy_unit(self.path), time_limit_s=time_limit_s, first_time_limit_s=time_limit_s
+        )
+
+
+@pytest.fixture
+def unit(tmp_path: Path, hostile_distribution: Path) -> Iterator[Unit]:
+    """A policy host unit that also finds the hostile policies."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(hostile_distribution)!r});"
+        " from gpuenergyd.daemon.processes.policy_unit import main; sys.exit(main())"
+    )
+    made = Unit(tmp_path / "policy.sock", tmp_path / "guards")
+    with socket.socket(socket.AF_UNIX) as listener, made.guard_pids.open("wb") as pids:
+        listener.bind(str(made.path))
+        listener.listen()
+        fd = listener.fileno()
+        manager = subprocess.Popen([sys.executable, "-c", _MANAGER, str(fd), program], pass_fds=[fd], stdout=pids)
+    yield made
+    manager.kill()
+    manager.wait(LIMIT_S)
+
+
+def test_a_connection_gets_plans_and_its_host_ends_with_it(unit: Unit) -> None:
+    async def scenario() -> ClockPlan | PolicyFailure:
+        link = unit.link()
+        plan = await link.next_plan("job", "polite", view())
+        await link.close()
+        return plan
+
+    assert isinstance(asyncio.run(scenario()), ClockPlan)
+
+    (guard,) = unit.guards()
+    wait_for_death(guard)
+
+
+async def test_a_policy_that_never_returns_is_killed_when_the_connection_closes(unit: Unit) -> None:
+    link = unit.link()
+    asking = asyncio.create_task(link.next_plan("bad", "loops", view()))
+    await asyncio.to_thread(wait_until, lambda: bool(unit.guards() and child_pids(unit.guards()[0])))
+    hosts = child_pids(unit.guards()[0])
+    asking.cancel()
+    with suppress(asyncio.CancelledError):
+        await asking
+    after = await link.next_plan("good", "polite", view())
+    await link.close()
+
+    for pid in hosts:
+        wait_for_death(pid)
+    assert isinstance(after, ClockPlan)
+    assert len(unit.guards()) == 2
+
+
+async def test_without_the_policy_unit_plans_fail_with_a_reason(tmp_path: Path) -> None:
+    link = PolicyClient(lambda: connect_policy_unit(tmp_path / "nobody"), time_limit_s=5.0, first_time_limit_s=5.0)
+    answer = await link.next_plan("job", "polite", view())
+
+    assert isinstance(answer, PolicyFailure)
+    assert "No such file or directory" in answer.reason
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a socket to another user takes root")
+def test_a_unit_of_another_user_is_not_trusted(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.sock"
+    program = (
+        "import os, socket, sys\nlistener = socket.socket(socket.AF_UNIX)\nlistener.bind(sys.argv[1])\n"
+        "os.setuid(65534)\nlistener.listen()\nprint(flush=True)\nsys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as theirs:
+        assert theirs.stdout is not None
+        theirs.stdout.readline()
+
+        async def scenario() -> ClockPlan | PolicyFailure:
+            link = PolicyClient(lambda: connect_policy_unit(path), time_limit_s=5.0, first_time_limit_s=5.0)
+            return await link.next_plan("job", "polite", view())
+
+        answer = asyncio.run(scenario())
+        theirs.kill()
+
+    assert isinstance(answer, PolicyFailure)
+    assert "is served by uid 65534" in answer.reason

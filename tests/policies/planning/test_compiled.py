@@ -1,6 +1,7 @@
 """Compilation of kernels: numba's options, the kind of sequences, and the cache folder."""
 
 import ast
+import inspect
 import os
 import subprocess
 import sys
@@ -12,8 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuenergyd_policies.planning import compiled
+import gpuenergyd_policies
+from gpuenergyd_policies.planning import compiled, kernel_cache
+from gpuenergyd_policies.planning.compiled import IS_COMPILED, NO_CACHE_FOLDER, Kernel, kernel_files
+from gpuenergyd_policies.planning.kernel_cache import compile_kernels, main
 from tests.support.waiting import LIMIT_S
+
+ROOT = Path(inspect.getfile(gpuenergyd_policies)).parent
+CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def _doubled(value: int) -> int:
@@ -216,3 +223,80 @@ def test_kernel_files_import_only_the_standard_library_and_kernel_files() -> Non
             if isinstance(node, ast.ImportFrom) and node.module is not None
         }
         assert imported - sys.stdlib_module_names <= kernels, path
+
+
+def called_kernels() -> set[tuple[str, Kernel[..., Any]]]:
+    """Return the kernels that other modules call, by name."""
+    # A kernel that only other kernels call is part of what they were compiled to.
+    of_kernels = {".".join(("gpuenergyd_policies", *p.relative_to(ROOT).with_suffix("").parts)) for p in kernel_files()}
+    return {
+        (kernel.plain.__name__, kernel)
+        for name, module in sys.modules.items()
+        if name.startswith("gpuenergyd_policies.planning.") and name not in of_kernels
+        for kernel in vars(module).values()
+        if isinstance(kernel, Kernel)
+    }
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="numba is not installed or is disabled")
+def test_every_kernel_is_compiled_ahead() -> None:
+    compile_kernels()
+
+    called = called_kernels()
+    assert len(called) >= 4
+    assert [name for name, kernel in called if not kernel.machine_code.signatures] == []
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="numba is not installed or is disabled")
+def test_preparing_the_policy_compiles_every_kernel_so_that_no_plan_waits_for_it() -> None:
+    script = (
+        "from gpuenergyd.daemon.processes.plugins import load_policy\n"
+        "load_policy('bubble-aware').prepare(print)\n"
+        "from tests.policies.planning.test_compiled import called_kernels\n"
+        "print(sorted(name for name, kernel in called_kernels() if not kernel.machine_code.signatures))"
+    )
+
+    loaded = subprocess.run([sys.executable, "-c", script], cwd=CHECKOUT, capture_output=True, text=True, check=True)
+
+    assert loaded.stdout == "[]\n"
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="numba is not installed or is disabled")
+@pytest.mark.parametrize(
+    ("folder", "announced", "trouble"),
+    [
+        ("empty", "compiling the planner, once", None),
+        ("file/below", "compiling the planner in memory, as no cache folder is writable", NO_CACHE_FOLDER),
+    ],
+)
+def test_a_compilation_is_announced_and_the_lack_of_a_cache_is_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, announced: str, trouble: str | None
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / folder))
+    find = compiled.cache_folder.__wrapped__
+    for module in (compiled, kernel_cache):
+        monkeypatch.setattr(module, "cache_folder", find)
+    clock = compiled.CompileClock()
+    monkeypatch.setattr(kernel_cache, "COMPILE_CLOCK", clock)
+    monkeypatch.setattr(kernel_cache, "_compile_once", clock.begin)
+    heard: list[str] = []
+
+    found = kernel_cache.prepare_kernels(heard.append)
+
+    assert (heard, found) == ([announced], trouble)
+
+
+@pytest.mark.skipif(not IS_COMPILED, reason="numba is not installed or is disabled")
+def test_the_command_fails_if_nothing_keeps_what_it_compiles(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kernel_cache, "cache_folder", lambda: None)
+
+    assert main() == 1
+    assert capsys.readouterr().err == f"{NO_CACHE_FOLDER}\n"
+
+
+def test_the_command_says_where_the_compiled_planner_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main() == 0
+    assert capsys.readouterr().out.startswith("planner compiled in " if IS_COMPILED else "numba is not")

@@ -14,11 +14,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gpuenergyd.core.measurement.calibration import (
-    calibrated_targets,
-    calibration_clocks_mhz,
-    calibration_walk_mhz,
-)
 from gpuenergyd.core.pipeline.switching import ObservedSwitch
 from gpuenergyd.count_text import count_text
 from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, Gpus
@@ -29,7 +24,7 @@ from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.daemon.settings import REFUSED_IN_OBSERVE
 from gpuenergyd.errors import GpuEnergyError, GpuError, JobError, UsageError
 from gpuenergyd.gpu.link.messages import USABLE_HEALTH, ListProcesses
-from gpuenergyd.wire.operator_messages import (
+from gpuenergyd_doctor.messages import (
     CalibratedGpu,
     CalibrationPhase,
     CalibrationProgress,
@@ -39,6 +34,7 @@ from gpuenergyd.wire.operator_messages import (
     MeasuredGpus,
     MeasuredGpusKept,
 )
+from gpuenergyd_doctor.walk import calibrated_targets, calibration_clocks_mhz, calibration_walk_mhz
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +114,7 @@ class Calibrations:
     _calibrations: dict[str, _Calibration] = field(default_factory=dict)
     _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def keep_measured(self, measured: MeasuredGpus, peer: PeerCredentials) -> MeasuredGpusKept:
+    def keep_measured(self, measured: MeasuredGpus, peer: PeerCredentials) -> MeasuredGpusKept:
         """Keep what an administrator's `doctor --measure` has found for the models of this host."""
         kept = tuple(gpu.model_name for gpu in measured.gpus if self.gpus.keep_measured(gpu))
         log.info("measurements of %s by %s are kept", ", ".join(kept) or "no model of this host", peer)
