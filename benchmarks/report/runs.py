@@ -180,7 +180,7 @@ RUNS = (
     Run("idle-week", "idle_week.py", _args("--seed 7101 --json"), _args("--seed 1 --days 1 --json"), 300, 1800,
         Kind.COMPUTED, is_usual=False),
     Run("idle-cpu", "idle_cpu.py", _args("--json"), _args("--gpus 2 --seconds 4 --learning-seconds 2 --json"), 240,
-        900),
+        900, is_usual=False),
     Run("idle-kills", "idle_kills.py", _args("--trials 300 --seed 26 --json"), _args("--trials 5 --json"),
         1800, 7200, is_usual=False),
     Run("store-long", "store.py", _args("--days 30 --json"), _args("--days 1 --repeats 2 --live-seconds 5 --json"),
