@@ -26,6 +26,7 @@ from gpuenergyd.daemon.api.openapi import api_text
 from gpuenergyd.daemon.api.plugin_routes import RouteServices, plugin_routes
 from gpuenergyd.daemon.api.routes import ROUTES
 from gpuenergyd.daemon.api.snapshots import Snapshot, SnapshotText
+from gpuenergyd.daemon.gpus.access import MANUAL_CHANGES
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
 from gpuenergyd.daemon.host_services import HostService
 from gpuenergyd.daemon.jobs.operators import JobFits, Operators
@@ -271,7 +272,7 @@ class Server:
 
         async def respond(request: web.Request) -> web.Response:
             message = await self._body(request, message_type, MAX_CONTROL_MESSAGE_BYTES)
-            return _json(await handle(message, self._administrator(request)))
+            return _json(await handle(message, self._require_administrator(request, MANUAL_CHANGES)))
 
         return respond
 
@@ -377,17 +378,10 @@ class Server:
         refusal.headers["Retry-After"] = f"{max(wait_s, 0.001):.3f}"  # never 0
         return refusal
 
-    def _administrator(self, request: web.Request) -> PeerCredentials:
-        with self._open_peer(request) as (peer, pidfd):
-            self._access.require_administrator(peer)
-            require_alive(peer, pidfd)
-            return peer
-
     def _require_administrator(self, request: web.Request, what: str) -> PeerCredentials:
         with self._open_peer(request) as (peer, pidfd):
             require_alive(peer, pidfd)
-            if not self._access.is_administrator(peer):
-                raise AccessError(f"{peer} may not {what}; allowed: {self._access.administrators_text()}")
+            self._access.require_administrator(peer, what)
             return peer
 
     @contextmanager

@@ -14,6 +14,8 @@ from typing import Self
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, is_host_root, is_in_our_namespaces, is_unmapped
 from gpuenergyd.errors import AccessError, UsageError
 
+MANUAL_CHANGES = "lock clocks or limit power outside a job"
+
 
 @dataclass(frozen=True, slots=True)
 class NamedIds:
@@ -114,8 +116,8 @@ class AccessRules:
             remedy = "; root of a container is not root of this host: run the container as one of these users"
         raise AccessError(f"{peer} may not have clocks changed; allowed: {self._controllers_text()}{remedy}")
 
-    def require_administrator(self, peer: PeerCredentials) -> None:
-        """Check that a peer may change GPUs outside any job.
+    def require_administrator(self, peer: PeerCredentials, what: str = MANUAL_CHANGES) -> None:
+        """Check that a peer may do what only administrators may.
 
         Raises:
             AccessError: it may not; the message names those who may and how to gain the right.
@@ -124,9 +126,7 @@ class AccessRules:
             return
         groups = self.admin_groups.names
         remedy = f"; to join: `usermod -aG {groups[0]} $(id -nu {peer.uid})`" if groups else ""
-        raise AccessError(
-            f"{peer} may not lock clocks or limit power outside a job; allowed: {self.administrators_text()}{remedy}"
-        )
+        raise AccessError(f"{peer} may not {what}; allowed: {self.administrators_text()}{remedy}")
 
     def administrators_text(self) -> str:
         """Return a phrase that lists the administrators."""

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.errors import DriverError, GpuNotFoundError
-from gpuenergyd_doctor import cuda_load
-from gpuenergyd_doctor.cuda_load import SPIN_PTX, CudaLoad
+from gpuenergyd_doctor import load
+from gpuenergyd_doctor.load import SPIN_PTX, CudaLoad
 from tests.support.fake_nvml.library import compiler
 
 SECOND_GPU = "GPU-10111213-1415-1617-1819-1a1b1c1d1e1f"
@@ -25,7 +25,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     library, log = tmp_path / "libcuda.so.1", tmp_path / "calls"
     source = Path(__file__).with_name("fake_cuda.c")
     subprocess.run([command, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-    monkeypatch.setattr(cuda_load, "_LIBRARY", str(library))
+    monkeypatch.setattr(load, "_LIBRARY", str(library))
     monkeypatch.setenv("FAKE_CUDA_LOG", str(log))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     return log
@@ -61,7 +61,7 @@ def test_a_failure_of_cuda_is_one_error_and_leaves_no_context(
 
 
 def test_a_host_without_cuda_is_an_error_before_anything_is_leased(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_load, "_LIBRARY", "libcuda-absent.so.1")
+    monkeypatch.setattr(load, "_LIBRARY", "libcuda-absent.so.1")
 
     with pytest.raises(DriverError, match=r"cannot load libcuda-absent\.so\.1, which keeps a GPU busy"):
         CudaLoad()
