@@ -131,7 +131,7 @@ def test_the_measured_latencies_are_those_of_the_gpu_and_outlive_the_daemon(
 def test_a_table_shows_every_direction_and_target_clock(
     daemon: DaemonProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command(daemon, "calibrate", "1", "3", "--changes", "1") == 0
+    assert command(daemon, "calibrate", "1", "3", "--changes", "3") == 0
 
     printed = capsys.readouterr()
     assert [line.partition(" (")[0] for line in printed.err.splitlines()] == ["GPU 1", "GPU 3"]
