@@ -12,12 +12,13 @@ the third arm without the compiled thread.
 **Design.** A core's speed changes by some percent from one tenth of a second to the next, and other programs take their
 share. So steps with and without the client alternate in one process that has joined once: four steps, in random order,
 are two with the client, a plain one, and another plain one for the null arm. For a plain step, all hooks and wrappers
-are taken away, which is not measured. Eight fours are a pair: 16 iterations in a row for the client, which are as many
-as it takes to have one of each kind that it makes (it times the instructions of every 16th iteration, and reads the
-times of eight at once). The figure is the median over pairs of the client's steps against both kinds of plain ones;
-that of the null arm, which shows the resolution, of one kind against the other. No step is left out. Intervals (95 %)
-are of a bootstrap over pairs; a program ends when those of time, CPU time and null arm have a half-width of 0.002, or
-after its limit of pairs or seconds. The figure of an arm is that of the program that the client costs more.
+are taken away, which is not measured. A pair has at least eight fours, 16 iterations in a row for the client, which are
+as many as it takes to have one of each kind that it makes (it times the instructions of every 16th iteration, and reads
+the times of eight at once), and as many as there are between two of its reports. The figure is the median over pairs of
+the client's steps against both kinds of plain ones; that of the null arm, which shows the resolution, of one kind
+against the other. No step is left out. Intervals (95 %) are of a bootstrap over pairs; a program ends when those of
+time, CPU time and null arm have a half-width of 0.002, or after its limit of pairs or seconds. The figure of an arm is
+that of the program that the client costs more.
 
 `wall` is the time of the training thread less the time in which it could have run, but another program did (the run
 delay of /proc/self/schedstat): what a step takes on a core of its own, waits for the interpreter's lock included.
@@ -90,8 +91,8 @@ TIMED_STEPS = 160
 """Steps in which calls are timed: ten of each kind of iteration."""
 CALLS: tuple[tuple[type, str], ...] = (
     (loop.LoopJob, "iteration"), (PhaseMarks, "__enter__"), (PhaseMarks, "__exit__"), (_ModuleHook, "__call__"),
-    (OrderedRank, "begin_step"), (OrderedRank, "end_step"), (RankClient, "begin_instruction"),
-    (RankClient, "end_instruction"),
+    (OrderedRank, "begin_step"), (OrderedRank, "sees_instructions"), (OrderedRank, "end_step"),
+    (RankClient, "begin_instruction"), (RankClient, "end_instruction"),
 )  # fmt: skip
 CHANGES = [("F", 0, 0, 0, 1200), ("F", 3, 0, 0, 900), ("B", 2, 0, 0, 1100), ("F", 6, 0, 0, 1000),
            ("B", 5, 0, 0, 1300), ("B", 7, 0, 0, 900)]  # fmt: skip
@@ -111,7 +112,7 @@ class ScriptedDaemon(FakeDaemon):
     def __init__(self, folder: Path, *, has_plan: bool) -> None:
         super().__init__(folder)
         self._has_plan = has_plan
-        self.takes_untimed = True
+        self.takes_untimed, self.takes_together = True, not has_plan
         for name in ("registrations", "reports", "releases", "clock_requests"):
             setattr(self, name, Nowhere())
 
@@ -382,8 +383,11 @@ class CallTimes:
         return timed
 
 
-def call_time_s(program: Any, socket_path: str) -> float:
-    """Return the CPU time of the client's calls in a step."""
+def call_time_s(program: Any, socket_path: str, device: CompiledDevice) -> float:
+    """Return the CPU time of the client's calls in a step, without what it takes to time them.
+
+    That is known from a call that does nothing, after a plain step, which displaces it from the caches as others are.
+    """
     with CallTimes() as calls, program.joined(socket_path) as joined:
         for _ in range(JOINING_STEPS):
             joined.step()
@@ -391,8 +395,13 @@ def call_time_s(program: Any, socket_path: str) -> float:
         calls.times_ns.clear()
         for _ in range(TIMED_STEPS):
             joined.step()
-            nothing()  # what timing adds to each time
-            own_ns.append(calls.times_ns[-1])
+            joined.switch(False)
+            device.stop_clock()
+            program.step()
+            nothing()
+            own_ns.append(calls.times_ns.pop())
+            joined.switch(True)
+            device.start_clock()
         return (sum(calls.times_ns) - len(calls.times_ns) * median(own_ns)) / 1e9 / TIMED_STEPS
 
 
@@ -464,6 +473,7 @@ class Session:
         self.first_s = (clocks.read()[0] - began_ns) / 1e9
         clocks.find_threads()
         reporter = None if joined.client is None else joined.client._reporter  # noqa: SLF001  only needed here
+        self._reporter = reporter
         self._pause = None if reporter is None else ReportPause(reporter)
         self._shall_wait = False
         self._switch(is_on=False)
@@ -473,8 +483,10 @@ class Session:
         """Add a pair."""
         times_s: list[list[tuple[float, float, float]]] = [[], [], []]
         plain_after_s: list[list[float]] = [[], []]
-        threads_ns = 0
-        for _ in range(FOURS_PER_PAIR):
+        threads_ns, num_fours, client_s = 0, 0, 0.0
+        period_s = 0.0 if self._reporter is None else self._reporter._period_s  # noqa: SLF001  only needed here
+        while num_fours < FOURS_PER_PAIR or client_s < period_s:
+            num_fours += 1
             for kind in random.sample(FOUR, len(FOUR)):
                 before_ns = self._clocks.read_others()
                 lasted_s = self._run_step(is_client=kind == CLIENT)
@@ -485,6 +497,7 @@ class Session:
                     plain_after_s[0 if self._is_after_client else 1].append(lasted_s[0])
                 self._is_after_client = kind == CLIENT
                 times_s[kind].append(lasted_s)
+            client_s = sum(own_s for own_s, *_ in times_s[CLIENT])
         pairs.add(times_s, plain_after_s)
         pairs.threads_s.append(threads_ns / 1e9 / len(times_s[CLIENT]))
 
@@ -541,7 +554,7 @@ def measure(
                     break
             session.end()
         clocks.close()
-    figures, calls_s = pairs.figures(), call_time_s(program, socket_path)
+    figures, calls_s = pairs.figures(), call_time_s(program, socket_path, device)
     return {**figures, "calls_us": round(1e6 * calls_s, 1), "calls_ratio": round(calls_s / median(pairs.step_s), 6)}
 
 

@@ -33,16 +33,15 @@ class Switch:
         """
         self._handle = handle
         self._makes_pauses = makes_pauses
-        wrapped = [w for w in handle._wrapped if isinstance(w, WrappedAttribute)]  # noqa: SLF001  only needed here
-        self._places = [(w, w._target, w._name, w._wrapper) for w in wrapped]  # noqa: SLF001  as above
+        self._wrapped: list[WrappedAttribute] = []
         self._others = [(target, name, getattr(target, name)) for target, name in others]
         self._is_on = True
 
     def turn(self, *, is_on: bool) -> None:
         """Run the program with or without the wrappers."""
         if is_on and not self._is_on:
-            for _, target, name, wrapper in self._places:
-                setattr(target, name, wrapper)
+            for wrapped in self._wrapped:
+                wrapped.put_in()
             for target, name, attached in self._others:
                 setattr(target, name, attached)
         elif self._is_on and not is_on:
@@ -50,7 +49,9 @@ class Switch:
                 self._handle._rank.pause()  # noqa: SLF001  as above
             for target, name, _ in self._others:
                 setattr(target, name, None)
-            for wrapped, *_ in reversed(self._places):
+            attributes = [w for w in self._handle._wrapped if isinstance(w, WrappedAttribute)]  # noqa: SLF001  as above
+            self._wrapped = [wrapped for wrapped in attributes if wrapped.is_in]
+            for wrapped in reversed(self._wrapped):
                 assert wrapped.undo()
         self._is_on = is_on
 

@@ -12,6 +12,7 @@ from time import monotonic_ns
 from gpuenergyd.client.environment import find_socket_path
 
 _LOOK_EVERY_NS = 2_000_000_000
+_ASKED_EVERY_NS = 100_000_000
 _TRY_AGAIN_AFTER_NS = 30_000_000_000
 
 logger = logging.getLogger("gpuenergyd.client")
@@ -22,7 +23,9 @@ class DaemonLookout:
 
     def __init__(self, socket_path: str | None) -> None:
         self._socket_path = socket_path
-        self._next_look_ns = 0
+        self._next_look_ns = self._asked_ns = 0
+        self.num_to_leave_out = 0
+        """How often a program that asks often need not ask before it does so again."""
         self._is_there = self._is_absence_reported = False
         self._refused: tuple[int, int] | None = None
         self._refused_until_ns = 0
@@ -33,7 +36,11 @@ class DaemonLookout:
             return True
         now_ns = monotonic_ns()
         if now_ns < self._next_look_ns:
+            is_often = now_ns - self._asked_ns < _ASKED_EVERY_NS
+            self.num_to_leave_out = 2 * self.num_to_leave_out + 1 if is_often else self.num_to_leave_out // 2
+            self._asked_ns = now_ns
             return False
+        self._asked_ns, self.num_to_leave_out = now_ns, 0
         self._next_look_ns = now_ns + _LOOK_EVERY_NS
         path = find_socket_path(self._socket_path)
         found = _identity(path)

@@ -57,7 +57,7 @@ class LoopJob:
         self._last_figures: JobFigures | None = None
         """Those of the client that has left."""
         self._stop_exchange: Callable[[], None] | None = None
-        self._num_tries = 0
+        self._num_tries = self._num_left_out = 0
         self._lookout = DaemonLookout(socket_path)
         self.has_given_way = False
         """Whether another part of the process has replaced this loop, which then marks nothing."""
@@ -89,8 +89,12 @@ class LoopJob:
 
     def iteration(self, *, num_tokens: int | None = None) -> AbstractContextManager[None]:
         """Return a context manager around one iteration, in which this process handles so many tokens (or samples)."""
+        if self._num_left_out:
+            self._num_left_out -= 1
+            return _NOT_FOLLOWED
         client = self._client
         if (client is None or client.is_unheard) and not self.join():
+            self._num_left_out = self._lookout.num_to_leave_out
             return _NOT_FOLLOWED
         self.set_num_tokens(num_tokens)
         return self._marks

@@ -90,18 +90,23 @@ class PlanQueue:
         self._inbox: deque[PreparedPlan | None] = deque()
         self._future: list[PreparedPlan] = []
         self._current = NO_PLAN
+        self.has_news = False
+        """Whether the next iteration may have another plan than this one."""
 
     def add(self, plans: Iterable[PreparedPlan]) -> None:
         self._inbox.extend(plans)
+        self.has_news = True
 
     def clear(self) -> None:
         """Drop all plans at the next iteration boundary, because the daemon that made them is gone."""
         self._inbox.append(None)
+        self.has_news = True
 
     def plan_for(self, iteration_index: int) -> PreparedPlan:
         """Return the newest plan that applies from this iteration or an earlier one."""
-        if not self._inbox and not self._future:
+        if not self.has_news:
             return self._current
+        self.has_news = False  # first, as the other thread sets it after it has added something
         while self._inbox:
             plan = self._inbox.popleft()
             if plan is None:
@@ -114,6 +119,8 @@ class PlanQueue:
             self._future = [plan for plan in self._future if plan.apply_at_iteration > iteration_index]
             # A late plan must not replace a newer one.
             self._current = max([self._current, *due], key=lambda plan: plan.plan_epoch)
+        if self._future:
+            self.has_news = True
         return self._current
 
 
@@ -126,6 +133,7 @@ class AgreedPlans(PlanQueue):
 
     def __init__(self) -> None:
         super().__init__()
+        self.has_news = True  # always, since windows begin and end at any iteration
         self._events: deque[PreparedPlan | tuple[PlanWindow, ...] | str | None] = deque()
         self._adding = threading.Lock()  # the training thread acquires it only when the number of microbatches changes
         self._installed: dict[str, PreparedPlan] = {}

@@ -51,10 +51,13 @@ _REPEAT_AFTER_NS = 50_000_000
 which raises the clock of a program that it believes to pause, has waited long enough for reports of short iterations
 (`daemon/jobs/sessions.py`)."""
 T = TypeVar("T")
-_Ended: TypeAlias = tuple[RecordedIteration, int, int, str, bool | None, int, int, tuple[TrueClock, ...], int | None]
+_FEWEST_TOGETHER = 3
+_Ended: TypeAlias = tuple[
+    RecordedIteration, int, int, str, bool | None, int, int, tuple[TrueClock, ...], int | None, int
+]
 """A plain tuple, since it is made in each iteration: records, index, plan epoch, how it was captured, whether it ran in
-order if its instructions were not timed, requests that were not sent, exceptions, clocks that the GPU counted, and
-tokens."""
+order if its instructions were not timed, requests that were not sent, exceptions, clocks that the GPU counted, tokens,
+and the number of iterations that were recorded together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +159,7 @@ class RankClient:
             reorder_refusal=rank.reorder_refusal,
         )
         self._socket_path, self._is_first = socket_path, rank.is_first
-        self._learn_times = learn_times
-        self._give_way = give_way
+        self._learn_times, self._give_way = learn_times, give_way
         self._timer: InstructionTimer = timer if timer is not None else HostRecorder()
         self._recorder = self._timer if isinstance(self._timer, DeviceRecorder) else None
         self._captured_always = self._captured = ONE_CLOCK if rank.is_replayed else ""
@@ -173,8 +175,7 @@ class RankClient:
         self._lookout = DaemonLookout(socket_path)
         self._order: tuple[OrderRow, ...] = ()
         self._is_inert = rank.gpu_uuid is None
-        self._is_in_iteration = self._is_in_capture = False
-        self._is_raised = self._has_waits = False
+        self._is_in_iteration = self._is_in_capture = self._is_raised = self._has_waits = False
         """Whether a pause has requested full speed since the last iteration; whether waits for data have times."""
         self._iteration_index, self._plan_epoch, self._in_force_until_ns = -1, 0, 0
         self._ended: _Ended | None = None
@@ -186,7 +187,11 @@ class RankClient:
         self._begun: list[OrderRow] | None = None
         """The instructions begun in an iteration of which only their order counts; None in any other."""
         self._is_cost_sampled, self._cost_ns = False, 0
-        self.num_tokens = rank.tokens_per_iteration
+        self.num_tokens = self._usual_num_tokens = rank.tokens_per_iteration
+        self.num_left = self._num_together = self._plain_until = 0
+        """Iterations of the present group that have not begun: as long as there are two, an adapter may count one
+        down instead of calling `begin_iteration` and `end_iteration`. Those of the group, recorded as one; 0 outside.
+        The index before which no iteration is timed or measured."""
         self.memory_bytes: tuple[int, ...] = ()
         """Memory to report with the next iterations, measured by the adapter; see `IterationReport`."""
         self.reorder_refusal = rank.reorder_refusal
@@ -282,7 +287,7 @@ class RankClient:
 
     def refuse_orders(self, reason: str) -> None:
         """Run the registered order from now on, and send the reason with the next report."""
-        self.reorder_refusal = self.reorder_refusal or reason
+        self.reorder_refusal, self._plain_until = self.reorder_refusal or reason, 0
         if self._reporter is not None:
             self._reporter.reorder_refusal = self.reorder_refusal
 
@@ -297,7 +302,7 @@ class RankClient:
     @property
     def iteration_index(self) -> int:
         """Index of the current or last iteration; -1 before the first."""
-        return self._iteration_index
+        return self._iteration_index - self.num_left
 
     @property
     def graphs(self) -> CapturedGraphs | None:
@@ -368,7 +373,7 @@ class RankClient:
             self._registration = replace(self._registration, num_microbatches=num_microbatches, order=self._order)
             self._timer.reserve(2 * len(order) + 1)
             self._plans.clear()
-            self._plan, self._requests = NO_PLAN, {}
+            self._plan, self._requests, self._plain_until = NO_PLAN, {}, 0
             self._timed.restart(self._iteration_index + 1)
             if self._reporter is not None:
                 self._reporter.register_again(self._registration)
@@ -387,8 +392,31 @@ class RankClient:
             if (self._reporter is None or self._reporter.is_stranded) and not self._finds_daemon():
                 return False
             self._is_cost_sampled = False
-            begun_ns = perf_counter_ns()
+            if self._num_together:
+                if self.num_left:
+                    self.num_left -= 1
+                    return True
+                self._end_together()
             ended, self._ended = self._ended, None
+            begun_ns = perf_counter_ns()
+            if (
+                self._iteration_index + 1 < self._plain_until
+                and self._reporter is not None
+                and self._reporter.num_untimed_registrations == self._num_registrations
+                and not self._plans.has_news
+                and (self._reporter.clock_socket is not None or not self._requests)
+                and (not self._in_force_until_ns or begun_ns < self._in_force_until_ns)
+            ):
+                self._iteration_index += 1
+                self._begun, self._timed.is_timed = [], False
+                self._due = {} if self._in_force_until_ns else self._requests
+                self._timer.begin_iteration(None if ended is None else ended[0], is_timed=False)
+                if self._unqueued is not None:
+                    self._queue_report(self._unqueued)
+                self._unqueued, self._is_in_iteration = ended, True
+                if self._reporter.takes_together and self._plan is NO_PLAN:
+                    self._begin_together()
+                return True
             self._begin_iteration(ended, begun_ns)
             if self._timed.is_measured:
                 self._is_cost_sampled = True
@@ -396,6 +424,26 @@ class RankClient:
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
         return True
+
+    def _begin_together(self) -> None:
+        """Record the iterations from this one to the next that is timed as one, if there are a few of them."""
+        num_together = self._plain_until - self._iteration_index
+        if num_together >= _FEWEST_TOGETHER and self.num_tokens == self._usual_num_tokens:
+            self._num_together, self.num_left = num_together, num_together - 1
+            self._iteration_index += self.num_left
+            self._is_in_iteration, self._begun = False, None
+            self._queue_unqueued()
+
+    def _end_together(self) -> None:
+        """End a group of iterations, with those that have begun."""
+        num_together, self._num_together = self._num_together - self.num_left, 0
+        self._iteration_index -= self.num_left
+        self.num_left = 0
+        recorded = self._timer.end_iteration()
+        if recorded is not None:
+            num_errors, self._num_errors = self._num_errors, 0
+            tokens = self._usual_num_tokens
+            self._ended = recorded, self._iteration_index, 0, "", True, 0, num_errors, (), tokens, num_together
 
     def _begin_iteration(self, ended: _Ended | None, begun_ns: int) -> None:
         self._iteration_index = iteration_index = self._iteration_index + 1
@@ -438,6 +486,21 @@ class RankClient:
             self._request(plan, plan.changes[-1].sm_clock_mhz)
         self._is_raised = False
         self._is_in_iteration = True
+        self._plain_until = 0 if plan.is_full_speed or self._captured_always else self._find_plain_until()
+
+    def _find_plain_until(self) -> int:
+        are_together = self._reporter is not None and self._reporter.takes_together and self._plan is NO_PLAN
+        return self._timed.next_special(are_together=are_together)
+
+    @property
+    def needs_marks(self) -> bool:
+        """Whether the instructions of the current iteration must be marked: they are timed, or under a plan."""
+        return not self._num_together and (self._begun is None or self._plan is not NO_PLAN)
+
+    def assume_order(self) -> None:
+        """Assume that the instructions of the current iteration run in the registered order, without marks."""
+        if self._begun is not None:
+            self._begun = list(self._order)
 
     def begin_capture(self) -> bool:
         """Mark instructions in the graph that the program captures; return False if it captures none."""
@@ -462,7 +525,7 @@ class RankClient:
         if not self._is_in_iteration or self._recorder is None:
             return
         try:
-            self._captured = TIMETABLE
+            self._captured, self._plain_until = TIMETABLE, 0
             self._timed.is_timed, self._begun = True, None
             self._recorder.replay(captured)
             if self._plan.changes:
@@ -473,18 +536,19 @@ class RankClient:
 
     def end_iteration(self) -> tuple[OrderRow, ...]:
         """Mark the end of an iteration; return its instructions in the order in which they began."""
+        if self._num_together:
+            return self._end_one_of_several()
         if self._is_inert or not self._is_in_iteration:
             return ()
         begun_ns = perf_counter_ns() if self._is_cost_sampled else 0
         try:
             self._is_in_iteration = False
-            if self._unqueued is not None:
-                self._queue_ended()
+            self._queue_unqueued()
             begun, self._begun = self._begun, None
             order = self._timer.order() if begun is None else tuple(begun)
             recorded = self._timer.end_iteration()
             num_dropped = self._pop_num_dropped() if self._due else 0
-            if num_dropped:
+            if num_dropped or recorded is None:  # a request may not have been sent
                 self._in_force_until_ns = 0
             if recorded is not None:
                 expected = self._plan.order if self._plan_epoch and self._plan.order else self._order
@@ -500,6 +564,7 @@ class RankClient:
                     num_errors,
                     self._recorder.pop_true_clocks() if self._recorder is not None and begun is None else (),
                     self.num_tokens,
+                    1,
                 )
             if self._is_cost_sampled:
                 self._is_cost_sampled = False
@@ -509,8 +574,21 @@ class RankClient:
             return ()
         return order
 
+    def _end_one_of_several(self) -> tuple[OrderRow, ...]:
+        try:
+            if not self.num_left:
+                self._end_together()
+        except Exception:  # noqa: BLE001  must not reach training
+            self._count_error()
+        return self._order
+
     def abandon_iteration(self) -> None:
-        """Discard the current iteration without a report, for instance after an exception."""
+        """Discard the current iteration without a report, for instance after an exception.
+
+        Of several that are recorded together, it counts, as its time is known only with theirs.
+        """
+        if self._num_together:
+            self.pause()
         if self._is_inert or not self._is_in_iteration:
             return
         try:
@@ -530,7 +608,7 @@ class RankClient:
             self._queue_ended()
             if self._requests and self._plan.full_speed_sm_clock_mhz:
                 self._request(self._plan, self._plan.full_speed_sm_clock_mhz)
-                self._is_raised = True
+                self._is_raised, self._plain_until = True, 0
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
 
@@ -542,18 +620,20 @@ class RankClient:
             return self._sample(partial(self.begin_instruction, kind, microbatch_index, chunk_index))
         try:
             key = (kind, microbatch_index, chunk_index)
-            if self._begun is None or self._is_in_capture:
+            begun = self._begun
+            if begun is None or self._is_in_capture:
                 slot = self._begin(key)
                 if key in self._due and not self._is_in_capture:
-                    self._request_at_begin(slot, key)
+                    self._timer.call_at_begin(slot, self._due[key])
+                    if slot == NOT_RECORDED:  # without a mark, the request may not have been sent
+                        self._in_force_until_ns = 0
             else:
-                self._begun.append(key)
+                begun.append(key)
                 slot = NOT_RECORDED
                 if key in self._due:
-                    self._request_at_begin(self._begin(key), key)
-            if (unqueued := self._unqueued) is not None:
-                self._unqueued = None
-                self._queue_report(unqueued)
+                    self._timer.call_at_begin(len(begun) - 1, self._due[key])
+            if self._unqueued is not None:
+                self._queue_unqueued()
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
             return NOT_RECORDED
@@ -602,6 +682,7 @@ class RankClient:
         """Disable the copy in a forked child, such as a data-loader worker, which is not this rank."""
         self._is_inert = True
         self._is_in_iteration = False
+        self.num_left = self._num_together = 0
         self._unqueued = self._ended = None
         self._plan, self._requests = NO_PLAN, {}
         if self._reporter is not None:
@@ -611,13 +692,19 @@ class RankClient:
         num_dropped, self._sender.num_dropped = self._sender.num_dropped, 0
         return num_dropped + (self._recorder.pop_num_dropped() if self._recorder is not None else 0)
 
+    def _queue_unqueued(self) -> None:
+        unqueued, self._unqueued = self._unqueued, None
+        if unqueued is not None:
+            self._queue_report(unqueued)
+
     def _queue_ended(self) -> None:
         """Have the iterations that have ended reported once their times are known."""
-        unqueued, self._unqueued = self._unqueued, None
+        if self._num_together:
+            self._end_together()
+        self._queue_unqueued()
         ended, self._ended = self._ended, None
-        for one in (unqueued, ended):
-            if one is not None:
-                self._queue_report(one)
+        if ended is not None:
+            self._queue_report(ended)
 
     def _queue_report(self, ended: _Ended) -> None:
         recorded = ended[0]
@@ -637,14 +724,14 @@ class RankClient:
 
     def _report(self, ended: _Ended) -> None:
         recorded, iteration_index, plan_epoch, captured, is_in_order, num_dropped, num_errors = ended[:7]
-        true_clocks, num_tokens = ended[7:]
+        true_clocks, num_tokens, num_together = ended[7:]
         times = recorded.times()
         recorded.free()
         if self._reporter is None:  # its daemon has gone meanwhile
             return
         if captured == TIMETABLE:
             self._sender.timetables.add_replay(plan_epoch, times)
-        if times.next_begin_mono_ns:
+        if times.next_begin_mono_ns and is_in_order is None:
             self._timed.add_time((times.next_begin_mono_ns - times.begin_mono_ns) / 1e9)
         finished = FinishedIteration(
             iteration_index,
@@ -658,18 +745,14 @@ class RankClient:
             is_in_order,
             true_clocks,
             num_tokens,
+            num_together,
         )
-        self._reporter.put(finished, times, launched_iteration_index=self._iteration_index)
+        self._reporter.put(finished, times, launched_iteration_index=self.iteration_index)
 
     def _request(self, plan: PreparedPlan, sm_clock_mhz: int) -> None:
         """Request a clock for when the device reaches the newest iteration mark."""
         clocks = PlannedClocks(sm_clock_mhz, 0, 0)
         self._timer.call_when_reached(PlannedClockRequest(self._sender, plan, clocks))
-
-    def _request_at_begin(self, slot: int, key: OrderRow) -> None:
-        self._timer.call_at_begin(slot, self._due[key])
-        if slot == NOT_RECORDED:  # without a mark, the request may not have been sent
-            self._in_force_until_ns = 0
 
     def _count_error(self) -> None:
         self._num_errors += 1

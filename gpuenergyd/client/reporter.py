@@ -55,6 +55,9 @@ _RELEASE_LIMIT_S = 0.7
 """Time limit of the last request; the daemon evaluates the last iterations before it replies."""
 REPORT_PERIOD_S = 0.1
 """Iterations shorter than this are reported together."""
+_STEADY_PERIOD_S, _UNPLANNED_PERIOD_S = 0.2, 0.5
+"""The same for a pipeline of one rank in whose iterations nothing is new, so that their instructions are not timed:
+under a plan and without one. Each report makes the training thread wait for the interpreter several times."""
 _LATE_AFTER_S = 0.25
 _LATE_AFTER_ITERATIONS = 2.0
 """If no iteration begins for this time, and this many times the last iteration's, its times are read anyway."""
@@ -87,6 +90,7 @@ class FinishedIteration(NamedTuple):
     is_in_order: bool | None = None
     true_clocks: tuple[TrueClockRow, ...] = ()
     num_tokens: int | None = None
+    num_together: int = 1
 
 
 _Reportable: TypeAlias = tuple[FinishedIteration, IterationTimes]
@@ -123,8 +127,8 @@ class Reporter:
         self._joined_job_id: str | None = None
         self._is_stopping = False
         self._stopping = threading.Event()
-        self._is_often_called = False
-        """Whether iterations are so short that several are reported together."""
+        self._period_s = 0.0
+        """Pause before the next report; 0 where iterations are so long that each is reported by itself."""
         self._late_after_s = _LATE_AFTER_S
         self._known_reply = b""
         """The newest reply if it contained no plans, to skip decoding equal ones."""
@@ -137,6 +141,8 @@ class Reporter:
         self.num_untimed_registrations = 0
         """The same while the daemon can do without the times of instructions in most iterations, else 0."""
         self._takes_several = False
+        self.takes_together = False
+        """Whether the daemon can do without the times of single iterations that follow no plan."""
         self.energy_per_gpu_j: float | None = None
         self.power_per_gpu_w: float | None = None
         self.figures: JobFigures | None = None
@@ -194,8 +200,8 @@ class Reporter:
         self._attempt(self._register)
         is_open = True
         while is_open and not self.is_stranded:
-            if self._is_often_called:  # sleep without waking up at each iteration
-                self._stopping.wait(REPORT_PERIOD_S)
+            if self._period_s:  # sleep without waking up at each iteration
+                self._stopping.wait(self._period_s)
             is_open = self._handle(self._wait_for_first())
         self._attempt(self._leave)
         self._attempt(self._close)
@@ -247,12 +253,16 @@ class Reporter:
     def _report(self, iterations: list[_Reportable]) -> None:
         _, newest = iterations[-1]
         newest_s = (newest.end_mono_ns - newest.begin_mono_ns) / 1e9
-        self._is_often_called = newest_s < REPORT_PERIOD_S
+        self._period_s = self._period_after(iterations)
         self._late_after_s = max(_LATE_AFTER_S, _LATE_AFTER_ITERATIONS * newest_s)
         registered = self._registered
         if registered is None:
             return
-        bodies = [self._encoded(registered, *one) for one in iterations]
+        # A daemon that has been started since does not know the job well enough for others.
+        known = [one for one in iterations if self.takes_together or one[0].num_together == 1]
+        bodies = [self._encoded(registered, *one) for one in known]
+        if not bodies:
+            return
         if self._takes_several:
             bodies = joined(bodies)
         replies = self._post_all("/v1/iterations", bodies, REPORT_LIMIT_S)
@@ -270,6 +280,16 @@ class Reporter:
         if self.clock_socket is None:
             self.clock_socket = self._connect_clock_socket(registered)
         self._record_success()
+
+    def _period_after(self, iterations: list[_Reportable]) -> float:
+        """Return the pause after a report."""
+        own, (newest, times) = self._registration, iterations[-1]
+        if times.end_mono_ns - times.begin_mono_ns >= 1e9 * REPORT_PERIOD_S * newest.num_together:
+            return 0.0
+        is_steady = 2 * sum(finished.is_in_order is not None for finished, _ in iterations) >= len(iterations)
+        if not is_steady or own.num_pp_ranks * own.num_stage_ranks > 1:  # ranks are waited for only a few iterations
+            return REPORT_PERIOD_S
+        return _STEADY_PERIOD_S if newest.plan_epoch else _UNPLANNED_PERIOD_S
 
     def _encoded(self, registered: RankRegistered, iteration: FinishedIteration, times: IterationTimes) -> bytes:
         return encode_iteration(
@@ -291,6 +311,7 @@ class Reporter:
                 is_in_order=iteration.is_in_order,
                 true_clocks=iteration.true_clocks,
                 num_tokens=iteration.num_tokens,
+                num_together=iteration.num_together,
             )
         )
 
@@ -303,7 +324,7 @@ class Reporter:
         if self._timer is not None and any(plan.clocks or plan.full_speed_sm_clock_mhz for plan in plans):
             self._timer.prepare_requests()
         self._plans.add(plans)
-        self._takes_several = decoded.takes_several
+        self._takes_several, self.takes_together = decoded.takes_several, decoded.takes_together
         self.num_untimed_registrations = self.num_registrations if decoded.takes_untimed else 0
         if decoded.energy_per_gpu_j is not None:
             self.energy_per_gpu_j, self.power_per_gpu_w = decoded.energy_per_gpu_j, decoded.power_per_gpu_w
@@ -358,7 +379,8 @@ class Reporter:
 
     def _discard_registration(self) -> None:
         self._registered = None
-        self._takes_several, self.num_untimed_registrations = False, 0
+        self._takes_several = self.takes_together = False
+        self.num_untimed_registrations = 0
         self._known_reply = b""
         self._plans.clear()
         self.retire_clock_socket()

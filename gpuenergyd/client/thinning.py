@@ -29,6 +29,7 @@ class TimedIterations:
         """Whether the cost of the client's calls in the current iteration is measured."""
         self.stride = 1
         self._is_like_previous = False
+        self._index = -1
         self._new_until = NEW_ITERATIONS
         self._costs_s: dict[bool, deque[float]] = {is_timed: deque(maxlen=_NEWEST) for is_timed in (True, False)}
         self._times_s: deque[float] = deque(maxlen=_NEWEST)
@@ -38,12 +39,26 @@ class TimedIterations:
 
     def begin(self, iteration_index: int) -> bool:
         """Decide about an iteration that begins; return whether its instructions are timed."""
+        self._index = iteration_index
         is_new = iteration_index < self._new_until
         is_timed = is_new or iteration_index % self.stride == 0
         self._is_like_previous = is_timed is self.is_timed
         self.is_timed = is_timed
         self.is_measured = iteration_index % (_COST_EVERY_NEW if is_new else _COST_EVERY) == 0
         return is_timed
+
+    def next_special(self, *, are_together: bool) -> int:
+        """Return the index of the next iteration that is timed or whose cost is measured; 0 if the next one is new.
+
+        With `are_together`, those between timed ones are recorded as one: then there are as many of them as possible,
+        and no cost is measured in them.
+        """
+        following = self._index + 1
+        if following < self._new_until:
+            return 0
+        if are_together:
+            return following + -following % (STRIDES[-1] if self.stride > 1 else 1)
+        return following + min(-following % self.stride, -following % _COST_EVERY)
 
     def add_cost(self, cost_s: float) -> None:
         """Take the cost of the current iteration, into which falls the reading of the times of the one before."""

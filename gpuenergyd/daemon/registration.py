@@ -6,7 +6,9 @@ import re
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise
 
 from gpuenergyd.core.carbon.slowdown_account import JobLength
 from gpuenergyd.core.job.description import JobDescription
@@ -34,6 +36,7 @@ OLDEST_INSTANT_NS = 86_400 * _NS_PER_S
 CLOCK_SKEW_NS = _NS_PER_S
 """How far in the future an instant may lie."""
 _MAX_RANKS = 4096
+_MAX_TOGETHER = 64
 _MAX_MICROBATCHES = 65_536
 _MAX_ITERATIONS = 2**53
 _MAX_HOURS = 1e6
@@ -199,6 +202,15 @@ def checked_iteration(report: IterationReport, pp_rank: int, stage_rank: int = 0
         raise ProtocolError(
             f"is_in_order {str(report.is_in_order).lower()}: only for reports without instructions, got {num_timed}"
         )
+    if report.num_together != 1 and not (
+        1 < report.num_together <= min(_MAX_TOGETHER, report.iteration_index + 1)
+        and report.is_in_order
+        and not report.plan_epoch
+    ):
+        raise ProtocolError(
+            f"num_together {report.num_together} must be 1, or up to {_MAX_TOGETHER} for iterations in order without a"
+            " plan, whose instructions were not timed"
+        )
     cost_s = report.client_cost_s
     if cost_s is not None and not 0 <= cost_s <= MAX_CLIENT_COST_S:
         raise ProtocolError(f"client_cost_s {cost_s} must be in [0, {MAX_CLIENT_COST_S:g}]")
@@ -220,6 +232,31 @@ def checked_iteration(report: IterationReport, pp_rank: int, stage_rank: int = 0
         is_in_order=report.is_in_order,
         num_tokens=report.num_tokens,
     )
+
+
+def single_iterations(iteration: RankIteration, num_together: int) -> list[RankIteration]:
+    """Return the iterations that a rank has reported together, oldest first, each with the mean of their times.
+
+    A gap after the last of them that is longer than an iteration is a pause, of which the others have no part.
+    """
+    if num_together == 1:
+        return [iteration]
+    begin_ns, gap_ns = iteration.begin_ns, max(0, iteration.next_begin_ns - iteration.end_ns)
+    gap_ns = gap_ns if gap_ns * num_together <= iteration.end_ns - begin_ns else 0
+    lasted_ns = iteration.end_ns + gap_ns - begin_ns
+    bounds_ns = [begin_ns + lasted_ns * number // num_together for number in range(num_together)]
+    earlier = [
+        replace(
+            iteration,
+            iteration_index=iteration.iteration_index - num_left,
+            begin_ns=own_ns,
+            end_ns=following_ns - gap_ns,
+            next_begin_ns=following_ns,
+            launched_iteration_index=iteration.launched_iteration_index - num_left,
+        )
+        for num_left, (own_ns, following_ns) in zip(range(num_together - 1, 0, -1), pairwise(bounds_ns), strict=True)
+    ]
+    return [*earlier, replace(iteration, begin_ns=bounds_ns[-1])]
 
 
 def checked_clocks(report: IterationReport) -> tuple[TrueClockRow, ...]:

@@ -33,6 +33,7 @@ def encode_iteration(report: IterationReport) -> bytes:
     rows = ",".join([f'["{kind}",{m},{chunk},{begin},{end}]' for kind, m, chunk, begin, end in report.instructions])
     cost = "null" if report.client_cost_s is None else f"{report.client_cost_s:.9f}"
     in_order = "" if report.is_in_order is None else f',"is_in_order":{str(report.is_in_order).lower()}'
+    together = f',"num_together":{report.num_together}' if report.num_together > 1 else ""
     clocks = f',"true_clocks":{_to_json(report.true_clocks)}' if report.true_clocks else ""
     tokens = "" if report.num_tokens is None else f',"num_tokens":{report.num_tokens}'
     return (
@@ -42,7 +43,7 @@ def encode_iteration(report: IterationReport) -> bytes:
         f'"num_records_dropped":{report.num_records_dropped},"num_client_errors":{report.num_client_errors},'
         f'"launched_iteration_index":{report.launched_iteration_index},"captured":{_text(report.captured)},'
         f'"memory_bytes":[{",".join(map(str, report.memory_bytes))}],'
-        f'"reorder_refusal":{_text(report.reorder_refusal)},"client_cost_s":{cost}{in_order}{clocks}{tokens}}}'
+        f'"reorder_refusal":{_text(report.reorder_refusal)},"client_cost_s":{cost}{in_order}{clocks}{tokens}{together}}}'
     ).encode()
 
 
@@ -84,6 +85,7 @@ def decode_iteration_reply(body: bytes) -> IterationReply:
             takes_several=bool(reply.get("takes_several")),
             takes_untimed=bool(reply.get("takes_untimed")),
             figures=_figures(reply.get("figures")),
+            takes_together=bool(reply.get("takes_together")),
         )
     except (TypeError, KeyError, ValueError) as error:
         raise ProtocolError(f"reply to an iteration report: {error!r}") from None

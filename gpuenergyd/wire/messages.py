@@ -89,9 +89,11 @@ class RankRegistered:
     """One line for the user: the job's policy and permitted slowdown, where each was set, and what to expect."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class IterationReport:
     """Report of one rank on one iteration, sent when the next one begins on its GPU; `plan_epoch` 0 means no plan.
+
+    Not frozen: the training process makes one per iteration, and a frozen one takes it several times as long.
 
     All times are those of the GPU. `end_mono_ns` is the end of the step, `next_begin_mono_ns` the start of the next
     one, 0 if there is none. The program may have launched later iterations already, which follow older plans:
@@ -124,6 +126,9 @@ class IterationReport:
     """Clocks that the GPU itself has counted since the last report, where the program permits it."""
     num_tokens: int | None = None
     """Tokens (or samples) that the job processed in this iteration; None if the program does not say."""
+    num_together: int = 1
+    """Iterations that this report is on: the one with its index and those directly before it. It begins with the first
+    and ends with the last. Only for a daemon that `takes_together`, and without a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +193,8 @@ class IterationReply:
     """Whether the daemon needs no instruction times in most iterations."""
     figures: JobFigures | None = None
     """The job's figures if they are newer than those that the rank has received."""
+    takes_together: bool = False
+    """Whether the daemon needs no times of single iterations, in most of those that follow no plan."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class FakeDaemon:
         self.joined_message = self.ended_message = ""
         self.num_messages = 0
         """POST requests so far."""
-        self.takes_several, self.takes_untimed = True, False
+        self.takes_several, self.takes_untimed, self.takes_together = True, False, False
         self.plans: list[dict[str, Any]] = []
         self.figures: dict[str, float] = {}
         """What replies to reports tell of the newest measured iteration."""
@@ -148,7 +148,7 @@ class FakeDaemon:
                     with self._has_reported:
                         self._reported.add((self.tokens[body["rank_token"]], body["iteration_index"]))
                         self._has_reported.notify_all()
-                    takes = {"takes_several": self.takes_several, "takes_untimed": self.takes_untimed}
+                    takes = {name: getattr(self, name) for name in ("takes_several", "takes_untimed", "takes_together")}
                     return 200, {"plans": plans, **self.figures, **takes}
                 case "POST", "/v1/release":
                     self.releases.put(body)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -140,13 +141,13 @@ class Program:
             if self._previous is not None:
                 self._report(self._previous)
             for k, row in enumerate(ORDER):
-                slot = self.recorder.begin(row)
+                slot = self.recorder.begin(row) if is_timed else k
                 if k in planned:
                     self.recorder.call_at_begin(slot, CalledRequest(partial(self.sent.append, (number, k))))
                 self.device.work(1.0)
                 if is_timed:
                     self.recorder.end(slot)
-            assert self.recorder.order() == ORDER
+            assert not is_timed or self.recorder.order() == ORDER
             self._previous = self.recorder.end_iteration()
         self.device.sleep(0.01)
 
@@ -279,6 +280,61 @@ def test_iterations_under_a_new_plan_are_timed_and_no_request_is_left_out(rank: 
     assert sum(is_timed(report) for report in under[NEW_ITERATIONS:]) <= 2
     requests = [rank.daemon.clock_requests.get(timeout=WAIT_LIMIT_S) for _ in range(2 * (len(under) + 1))]
     assert [sent.request.sm_clock_mhz for sent in requests] == [900, 1200] * (len(under) + 1)
+
+
+def covered(reports: list[dict[str, object]]) -> list[int]:
+    """Return the iterations that reports are on, in their order."""
+    spans = [(int(str(report["iteration_index"])), int(str(report.get("num_together", 1)))) for report in reports]
+    return [index for last, number in spans for index in range(last - number + 1, last + 1)]
+
+
+@pytest.mark.parametrize("counts_down", [True, False])
+def test_iterations_without_a_plan_are_reported_together_and_none_is_lost_or_reported_twice(
+    rank: ThinnedRank,
+    counts_down: bool,  # noqa: FBT001  a parameter of the test
+) -> None:
+    rank.settle()
+    start = rank.client.iteration_index
+    rank.daemon.takes_together = True
+    wait_until(lambda: rank.run(is_reported=False) is not None and rank.client.num_left > 0)
+    first = rank.client.iteration_index
+    for number in range(200):
+        if counts_down and rank.client.num_left > 1:
+            rank.client.num_left -= 1
+        else:
+            rank.run(is_reported=False)
+        assert rank.client.iteration_index == first + number + 1
+        if number == 100:
+            rank.client.pause()
+    rank.client.release()
+    wait_until(lambda: not rank.daemon.releases.empty())
+    reports = [rank.daemon.reports.get() for _ in range(rank.daemon.reports.qsize())]
+
+    assert covered(reports) == list(range(start, first + 201))
+    assert len([report for report in reports if report["iteration_index"] > first]) < 200 / 4
+    for one, following in pairwise(reports):
+        is_paused = one["iteration_index"] == first + 101
+        assert one["next_begin_mono_ns"] == (0 if is_paused else following["begin_mono_ns"])
+    assert all(one["is_in_order"] for one in reports if one.get("num_together", 1) > 1)
+    assert rank.client.total_errors == 0
+
+
+def test_iterations_under_a_plan_are_reported_one_by_one_even_if_it_comes_within_a_group(rank: ThinnedRank) -> None:
+    rank.settle()
+    rank.daemon.takes_together = True
+    wait_until(lambda: rank.run(is_reported=False) is not None and rank.client.num_left > 0)
+    rank.daemon.plans = [plan_slice(1, 0, [("F", 1, 0, 0, 900)])]
+    wait_until(lambda: bool(rank.run(is_reported=False)) and rank.client.plan_epoch == 1)
+    for _ in range(2 * NEW_ITERATIONS):
+        rank.run(is_reported=False)
+    rank.client.release()
+    wait_until(lambda: not rank.daemon.releases.empty())
+    reports = [rank.daemon.reports.get() for _ in range(rank.daemon.reports.qsize())]
+
+    under = [report for report in reports if report["plan_epoch"]]
+    assert any("num_together" in report for report in reports)
+    assert len(under) > 2 * NEW_ITERATIONS
+    assert not any("num_together" in report for report in under)
 
 
 def test_iterations_are_timed_for_another_daemon_and_for_one_that_does_not_know_of_others(rank: ThinnedRank) -> None:

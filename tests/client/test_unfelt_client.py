@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,26 @@ def test_without_a_daemon_a_loop_has_no_thread_no_hook_and_no_event(
     assert len(looks) < 20
 
 
+@pytest.mark.parametrize(("iteration_s", "most_asked"), [(0.005, 200), (1.0, 1000)])
+def test_a_program_of_short_iterations_asks_for_a_daemon_in_few_of_them_but_often_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, iteration_s: float, most_asked: int
+) -> None:
+    now_ns, asked_at_ns, num_left_out = 0, [0], 0
+    monkeypatch.setattr(lookout, "monotonic_ns", lambda: now_ns)
+    daemon_lookout = lookout.DaemonLookout(str(tmp_path / "none.sock"))
+    for _ in range(1000):
+        now_ns += round(iteration_s * 1e9)
+        if num_left_out:
+            num_left_out -= 1
+            continue
+        assert not daemon_lookout.sees_daemon()
+        asked_at_ns.append(now_ns)
+        num_left_out = daemon_lookout.num_to_leave_out
+
+    assert len(asked_at_ns) <= most_asked + 1
+    assert max(later - earlier for earlier, later in pairwise(asked_at_ns)) <= max(0.2, iteration_s) * 1e9
+
+
 def test_a_loop_joins_when_a_daemon_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookout, "_LOOK_EVERY_NS", 0)
     training = Training(str(tmp_path / "daemon.sock"), VirtualDevice())
@@ -117,6 +138,43 @@ def test_a_loop_with_one_clock_keeps_one_hook_of_its_outermost_module(daemon: Fa
         assert len(training.model._forward_pre_hooks) == 1
         assert not training.model._forward_hooks
     assert not training.model._forward_pre_hooks
+
+
+def test_a_loop_that_is_only_observed_marks_few_iterations_and_counts_all(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuenergyd.client.thinning.MOST_COST_RATIO", 0.0)
+    daemon.takes_untimed = daemon.takes_together = True
+    training = Training(daemon.socket_path, VirtualDevice())
+    recorded: list[object] = []
+    record = training.device.record
+
+    def count(event: Any) -> None:
+        recorded.append(event)
+        record(event)
+
+    monkeypatch.setattr(training.device, "record", count)
+    with training.job:
+        wait_until(lambda: training.step() and training.job._client is not None and training.job._client.num_left > 0)
+        client = training.job._client
+        assert client is not None
+        recorded.clear()
+        for number in range(160):
+            training.step()
+            if number >= 80 and client.num_left == 5:
+                with pytest.raises(ZeroDivisionError), training.job.iteration():
+                    training.device.work(3.0 / 0.0)
+    wait_until(lambda: not daemon.releases.empty())
+    reports = [daemon.reports.get() for _ in range(daemon.reports.qsize())]
+
+    assert len(recorded) < 160
+    reported = [
+        report["iteration_index"] - num_left
+        for report in reports
+        for num_left in reversed(range(report.get("num_together", 1)))
+    ]
+    assert reported == list(range(reported[0], client.iteration_index + 1))
+    assert client.total_errors == 0
 
 
 def test_no_event_is_made_after_the_first_iterations(daemon: FakeDaemon) -> None:

@@ -3,9 +3,12 @@
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 
 from gpuenergyd.core.carbon.slowdown_account import JobLength
 from gpuenergyd.core.pipeline.reorder import RankMemory, ReorderOffer
@@ -16,6 +19,7 @@ from gpuenergyd.daemon.registration import (
     checked_slowdown,
     checked_tags,
     reorder_offer,
+    single_iterations,
 )
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.messages import IterationReport
@@ -149,3 +153,36 @@ def test_a_report_says_how_the_clocks_of_a_captured_graph_were_set_in_known_word
         assert checked_iteration(replace(given, captured=captured), 0).iteration_index == 0
     with pytest.raises(ProtocolError, match="captured 'twice' must be empty or one of one clock, timetable"):
         checked_iteration(replace(given, captured="twice"), 0)
+
+
+@drawn(st.integers(1, 64), st.integers(0, 10**9), st.integers(0, 10**9), st.booleans())
+def test_iterations_that_are_reported_together_follow_each_other_and_last_as_long_as_they_did(
+    num_together: int,
+    lasted_ns: int,
+    gap_ns: int,
+    is_last: bool,  # noqa: FBT001  a parameter of the test
+) -> None:
+    now_ns = time.monotonic_ns()
+    begin_ns, end_ns = now_ns - lasted_ns - gap_ns, now_ns - gap_ns
+    given = IterationReport("t", 99, 0, begin_ns, end_ns, 0 if is_last else now_ns, (), is_in_order=True)
+    given.num_together, given.launched_iteration_index = num_together, 101
+    singles = single_iterations(checked_iteration(given, 0), num_together)
+
+    assert [single.iteration_index for single in singles] == list(range(100 - num_together, 100))
+    assert singles[0].begin_ns == begin_ns
+    assert (singles[-1].end_ns, singles[-1].next_begin_ns) == (end_ns, 0 if is_last else now_ns)
+    for one, following in pairwise(singles):
+        assert one.begin_ns <= one.end_ns <= one.next_begin_ns == following.begin_ns
+        assert one.launched_iteration_index - one.iteration_index == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_together": 0}, {"num_together": 65}, {"plan_epoch": 1}, {"is_in_order": False}, {"iteration_index": 2}],
+)
+def test_only_iterations_in_order_and_without_a_plan_may_be_reported_together(changes: dict[str, Any]) -> None:
+    now_ns = time.monotonic_ns()
+    given = IterationReport("t", 99, 0, now_ns, now_ns, now_ns, (), is_in_order=True, num_together=4)
+
+    with pytest.raises(ProtocolError, match="num_together"):
+        checked_iteration(replace(given, **changes), 0)

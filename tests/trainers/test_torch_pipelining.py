@@ -2,6 +2,7 @@
 
 import queue
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from gpuenergyd_sim.training.gpt_model import build_stage, loss_of, make_batch, 
 from gpuenergyd_sim.training.simulated_stage import simulate  # noqa: E402
 from gpuenergyd_trainers.joining.handle import Handle, WrappedAttribute  # noqa: E402
 from gpuenergyd_trainers.torch_inflight import Schedule1F1BExtraInflight  # noqa: E402
-from gpuenergyd_trainers.torch_pipelining import attach  # noqa: E402
+from gpuenergyd_trainers.torch_pipelining import PipelineHandle, attach  # noqa: E402
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, plan_slice  # noqa: E402
 from tests.support.thorough import thorough  # noqa: E402
 from tests.trainers.executed import num_inflight  # noqa: E402
@@ -381,3 +382,64 @@ def test_extra_inflight_changes_order_and_memory_as_planned_and_losses_are_uncha
 @pytest.mark.parametrize("name", ["fwd_cache", "_forward_chunk_states"])
 def test_microbatches_in_flight_are_counted_with_torch_before_and_since_2_15(name: str) -> None:
     assert num_inflight(SimpleNamespace(**{name: {0: "activations", 3: "activations"}})) == 2
+
+
+class WatchedRank:
+    """A rank that says whether its instructions are to be marked."""
+
+    def __init__(self) -> None:
+        self.is_active, self.sees = True, True
+        self.marked: list[tuple[str, int, int]] = []
+        self.client = SimpleNamespace(
+            may_reorder=False,
+            num_left=0,
+            begin_instruction=self._begin,
+            end_instruction=lambda _slot: None,
+            assume_order=lambda: None,
+            total_errors=0,
+        )
+
+    def _begin(self, *row: Any) -> int:
+        self.marked.append(row)
+        return 0
+
+    def begin_step(self) -> None: ...
+
+    def end_step(self) -> None: ...
+
+    def sees_instructions(self) -> bool:
+        return self.sees
+
+
+def test_a_stage_is_wrapped_only_where_its_instructions_are_marked_and_each_is_marked_once() -> None:
+    stage = SimpleNamespace(
+        stage_index=0,
+        is_last=False,
+        has_backward=True,
+        forward_one_chunk=lambda microbatch: microbatch,
+        backward_one_chunk=lambda _microbatch: None,
+        backward_weight_one_chunk=lambda _microbatch: None,
+    )
+    schedule = SimpleNamespace(step=lambda: stage.forward_one_chunk(3))
+    plain, rank = stage.forward_one_chunk, WatchedRank()
+    handle = PipelineHandle(schedule, [stage], rank)  # type: ignore[arg-type]  # a double
+    first = schedule.step()
+    rank.sees = False
+    schedule.step()
+    is_plain = stage.forward_one_chunk is plain
+    replaced = stage.forward_one_chunk = lambda microbatch: plain(microbatch) + 1
+    second = schedule.step()
+    rank.sees = True
+    third = schedule.step()
+    wrapped = stage.forward_one_chunk
+    stage.forward_one_chunk = partial(wrapped)  # wraps what we have put in
+    rank.sees = False
+    schedule.step()
+    rank.sees = True
+    schedule.step()
+
+    assert (first, second, third) == (3, 4, 4)
+    assert is_plain
+    assert replaced is not wrapped
+    assert rank.marked == [("F", 3, 0)] * 4
+    assert handle.num_errors == 0

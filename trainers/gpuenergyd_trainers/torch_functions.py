@@ -38,6 +38,8 @@ class RegisteredFunctions:
         self.obstacle = ""
         """Why the instructions of this schedule cannot be followed; empty if they can."""
         functions = getattr(schedule, _FUNCTIONS, None)
+        self.are_marked = isinstance(functions, dict)
+        """Whether the schedule may run its instructions by functions instead of its stages' methods."""
         if isinstance(functions, dict):
             setattr(schedule, _FUNCTIONS, _MarkedFunctions(functions, self._marked))
 

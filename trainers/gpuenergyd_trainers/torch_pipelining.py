@@ -55,13 +55,17 @@ class PipelineHandle(Handle):
         self._wrapped.append(WrappedAttribute(self._schedule, "step", self._around_step))
         if rank.client.may_reorder:
             self._change_orders(stages[0])
+        self._instructions: list[WrappedAttribute] = []
+        self._are_marked = True
+        self._stay_marked = memory is not None or self._functions.are_marked
         for chunk_index, stage in enumerate(stages):
             for name, kind in (("forward_one_chunk", "F"), ("backward_weight_one_chunk", "W")):
-                self._wrapped.append(WrappedAttribute(stage, name, self._around(stage, chunk_index, kind)))
+                self._instructions.append(WrappedAttribute(stage, name, self._around(stage, chunk_index, kind)))
             wrapped = WrappedAttribute(stage, "backward_one_chunk", self._around_backward(stage, chunk_index))
-            self._wrapped.append(wrapped)
+            self._instructions.append(wrapped)
             if stage.is_last and callable(getattr(self._schedule, "_loss_fn", None)):
-                self._wrapped.append(WrappedAttribute(self._schedule, "_loss_fn", self._around_loss))
+                self._instructions.append(WrappedAttribute(self._schedule, "_loss_fn", self._around_loss))
+        self._wrapped += self._instructions
 
     def _change_orders(self, stage: Any) -> None:
         from gpuenergyd_trainers.torch_reorder import ReorderedSteps  # noqa: PLC0415  imports torch
@@ -76,14 +80,39 @@ class PipelineHandle(Handle):
         if found is not None:
             self._active_rank.client.memory_bytes = found
 
+    def _begin_step(self) -> None:
+        """Begin a training step, and mark its instructions only if somebody looks at them."""
+        rank = self._active_rank
+        rank.begin_step()
+        are_marked = self._stay_marked or rank.sees_instructions()
+        if are_marked is not self._are_marked:
+            self._turn_marks(are_marked=are_marked)
+        if not self._are_marked:
+            rank.client.assume_order()
+
+    def _turn_marks(self, *, are_marked: bool) -> None:
+        taken_out = [] if are_marked else [wrapped for wrapped in self._instructions if wrapped.undo()]
+        self._stay_marked = not are_marked and len(taken_out) < len(self._instructions)  # the program has wrapped ours
+        self._are_marked = are_marked or self._stay_marked
+        if self._are_marked:
+            for wrapped in self._instructions if are_marked else taken_out:
+                wrapped.put_in()
+
     def _around_step(self, step: Call) -> Call:
         def step_in_job(*args: Any, **kwargs: Any) -> Any:
             rank = self._active_rank
             if not rank.is_active:
                 return step(*args, **kwargs)
             is_training = bool(getattr(self._schedule, "_has_backward", True))
+            if is_training and rank.client.num_left > 1 and not self._are_marked:
+                rank.client.num_left -= 1
+                try:
+                    return step(*args, **kwargs)
+                except BaseException:
+                    self.shielded(rank.fail_step)
+                    raise
             self._last_forward_slot = NOT_RECORDED
-            self.shielded(rank.begin_step if is_training else rank.pause)
+            self.shielded(self._begin_step if is_training else rank.pause)
             try:
                 result = step(*args, **kwargs)
             except BaseException:

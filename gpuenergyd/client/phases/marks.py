@@ -74,7 +74,8 @@ class PhaseMarks:
         self._learned: deque[IterationTimes] = deque(maxlen=_MAX_LEARNED)
         self.is_in_iteration = False
         """Whether an iteration has begun and not ended."""
-        self._is_paused = False
+        self._is_paused = self._is_left_out = False
+        """Whether the present iteration is recorded together with others, so that nothing of it is marked."""
         self._kind = ""
         self._slot = NOT_RECORDED
         self._microbatch = 0
@@ -126,6 +127,11 @@ class PhaseMarks:
         client = self._client
         if client is None:
             return
+        if client.num_left > 1:
+            client.num_left -= 1
+            self.is_in_iteration = self._is_left_out = True
+            self._may_begin = self._has_stepped = False
+            return
         try:
             self._may_begin = self._has_stepped = False
             if self._shall_be_whole and not self.is_whole:
@@ -146,7 +152,9 @@ class PhaseMarks:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """End the iteration; one that raises is discarded."""
-        if kind is not None:
+        if self._is_left_out and kind is None:
+            self.is_in_iteration = self._is_left_out = False
+        elif kind is not None:
             self.abandon_iteration()
         else:
             self.end_iteration()
@@ -155,6 +163,9 @@ class PhaseMarks:
         """End the iteration; the time until the next one begins is a wait for data."""
         client = self._client
         if client is None or not self.is_in_iteration:
+            return
+        if self._is_left_out:
+            self.is_in_iteration = self._is_left_out = False
             return
         try:
             if self._slot != NOT_RECORDED:
@@ -174,7 +185,7 @@ class PhaseMarks:
     def abandon_iteration(self) -> None:
         """Discard the iteration, for instance after an exception."""
         if self._client is not None:
-            self.is_in_iteration = False
+            self.is_in_iteration = self._is_left_out = False
             self._kind, self._slot = "", NOT_RECORDED
             self._client.abandon_iteration()
 

@@ -11,6 +11,8 @@ has its last times read by the reporter's thread. Replays of captured graphs are
 Events measure durations, not instants. Within an iteration, all times are durations since its begin, added to one
 instant, so that they are consistent. That instant is the end of the iteration before, corrected once a second by an
 anchor: an event whose instant on the host's clock is known to a few microseconds.
+
+Longer than 400 lines, since marks and the reading of their times share one ring of buffers.
 """
 
 import itertools
@@ -69,13 +71,14 @@ class DeviceRecorder:
         self._num_buffers = num_buffers
         self._sleep = sleep
         self._mono_s = mono_s
-        self._buffers: list[EventBuffer] = []
+        self._unused: list[EventBuffer] = []
+        self._num_made = 0
         self._current: EventBuffer | None = None
         self._capture: CapturedInstructions | None = None
         self._newest_mark: Any = None
         self._keys: dict[int, OrderRow] = {}
         self._next_slot = itertools.count().__next__
-        self._numbers = itertools.count(1)
+        self._number = 0
         self._unread: deque[tuple[EventBuffer, Callable[[], None] | None]] = deque()
         self._num_read_together = 1
         self._reading = threading.Lock()
@@ -99,14 +102,16 @@ class DeviceRecorder:
 
     def begin_iteration(self, previous: RecordedIteration | None, *, is_timed: bool = True) -> None:
         """Mark the begin of an iteration; it directly follows `previous`, if that is not None."""
-        self._keys = {}
-        self._next_slot = itertools.count().__next__
+        if is_timed:
+            self._keys = {}
+            self._next_slot = itertools.count().__next__
         self._current = None
         if self._device.is_capturing():
             return
         if len(self._unread) >= self._num_read_together:
             self._read()
-        self._current = current = self._free_buffer()
+        unused = self._unused
+        self._current = current = unused.pop() if unused else self._make_buffer()
         before = previous if isinstance(previous, EventBuffer) else None
         if before is not None and (current is None or before.reading is not None):
             if before.own_following is None:
@@ -115,9 +120,8 @@ class DeviceRecorder:
             self._newest_mark = before.following = before.own_following
         if current is None:
             return
-        current.is_free, current.is_timed = False, is_timed
-        current.number = next(self._numbers)
-        current.keys = self._keys
+        current.is_timed, current.keys = is_timed, self._keys
+        self._number = current.number = self._number + 1
         self._newest_mark = opening = current.opening
         self._device.record(opening)
         current.follows = 0
@@ -181,7 +185,7 @@ class DeviceRecorder:
 
     def replay(self, captured: CapturedInstructions) -> None:
         """Take the instructions of the present iteration from a graph whose replay follows."""
-        self._keys.update(enumerate(captured.keys))
+        self._keys = dict(enumerate(captured.keys))
         if self._current is not None:
             self._current.reading = ReplayReading(captured, self._current.opening)
 
@@ -217,9 +221,13 @@ class DeviceRecorder:
         return 0 if self._requests is None else self._requests.pop_num_dropped()
 
     def call_at_begin(self, slot: int, act: PlannedRequest) -> None:
-        """Send a request when the device reaches the begin of the instruction that has just been marked."""
+        """Send a request when the device reaches the begin of the instruction that has just begun."""
         current = self._current
-        if slot < 0 or current is None or (self._requests is not None and self._requests.put(act)):
+        if not 0 <= slot < self._capacity or current is None:
+            return
+        if not current.is_timed and self._device.is_capturing():
+            return
+        if self._requests is not None and self._requests.put(act):
             return
         if not current.is_timed:
             self._device.record(current.begins[slot])
@@ -281,9 +289,35 @@ class DeviceRecorder:
                 num_completed = 0
             while self._unread and (num_completed > 0 or self._device.has_completed(self._unread[0][0].last)):
                 num_completed -= 1
-                self._finish(*self._unread.popleft())
+                buffer, act = self._unread.popleft()
+                if act is None or not self._compute_plain_times(buffer):
+                    self._finish(buffer, act)
+                else:
+                    act()
         finally:
             self._reading.release()
+
+    def _compute_plain_times(self, buffer: EventBuffer) -> bool:
+        """Compute the times of an iteration between two others; False if it needs more than the times of its ends.
+
+        This is what most iterations of short steps take, so that it calls nothing else.
+        """
+        number, begin_ns = self._last
+        following = buffer.following
+        if buffer.is_timed or buffer.reading is not None or following is None or buffer.follows != number or not number:
+            return False
+        elapsed_ms, opening = self._device.elapsed_ms, buffer.opening
+        last_ns = round(elapsed_ms(opening, following) * _NS_PER_MS)
+        if self._since_anchor_ns + last_ns >= _ANCHOR_EVERY_NS:
+            return False
+        self._since_anchor_ns += last_ns
+        self._device_ns += last_ns
+        self._num_read_together = min(1 + _READ_TOGETHER_NS // max(1, last_ns), _READ_TOGETHER)
+        end_ns = begin_ns + round(elapsed_ms(opening, buffer.closing) * _NS_PER_MS)
+        window_end_ns = begin_ns + last_ns
+        self._last = buffer.number, window_end_ns
+        buffer.known = IterationTimes(begin_ns, min(end_ns, window_end_ns), window_end_ns, ())
+        return True
 
     def _finish(self, buffer: EventBuffer, act: Callable[[], None] | None) -> None:
         if act is None:  # it is left out
@@ -304,7 +338,7 @@ class DeviceRecorder:
         """Make room for iterations of this many instructions; buffers that are still read keep theirs."""
         if capacity > self._capacity:
             self._capacity = capacity
-            self._buffers = []
+            self._unused, self._num_made = [], 0
 
     def close(self, limit_s: float) -> None:
         """End the threads once the device has reached all that was marked, or after `limit_s`."""
@@ -318,14 +352,11 @@ class DeviceRecorder:
         if self._requests is not None:
             self._requests.close()
 
-    def _free_buffer(self) -> EventBuffer | None:
-        for buffer in self._buffers:
-            if buffer.is_free:
-                return buffer
-        if len(self._buffers) == self._num_buffers:
+    def _make_buffer(self) -> EventBuffer | None:
+        if self._num_made == self._num_buffers:
             return None
-        self._buffers.append(EventBuffer(self._device, self._capacity))
-        return self._buffers[-1]
+        self._num_made += 1
+        return EventBuffer(self._device, self._capacity, self._unused)
 
     def _compute_times(self, buffer: EventBuffer) -> bool:
         """Compute the times of an iteration whose last event has completed; False if an instruction's are lost."""
@@ -334,6 +365,7 @@ class DeviceRecorder:
         closing_ns = round(elapsed_ms(opening, buffer.closing) * _NS_PER_MS)
         last = buffer.last
         last_ns = closing_ns if last is buffer.closing else round(elapsed_ms(opening, last) * _NS_PER_MS)
+        self._num_read_together = min(1 + _READ_TOGETHER_NS // max(1, last_ns), _READ_TOGETHER)
         if buffer.reading is not None:
             spans_ns = buffer.reading.spans_ns(closing_ns)
             keys = dict(enumerate(buffer.reading.keys))
@@ -349,7 +381,6 @@ class DeviceRecorder:
                 )
                 for slot in buffer.timed_slots()
             ]
-        self._num_read_together = min(1 + _READ_TOGETHER_NS // max(1, last_ns), _READ_TOGETHER)
         begin_ns, window_end_ns = self._find_window(buffer, last_ns)
         self._last = (buffer.number, window_end_ns)
         rows = tuple([(*keys[slot], begin_ns + b, begin_ns + e) for slot, b, e in spans_ns]) if spans_ns else ()

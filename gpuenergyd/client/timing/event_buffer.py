@@ -11,7 +11,9 @@ from gpuenergyd.wire.messages import OrderRow
 class EventBuffer:
     """Events of one iteration."""
 
-    def __init__(self, device: EventDevice, capacity: int) -> None:
+    def __init__(self, device: EventDevice, capacity: int, unused: "list[EventBuffer]") -> None:
+        """Make the events; `unused` gets the buffer when it is freed."""
+        self._unused = unused
         self.opening, self.closing = device.make_event(), device.make_event()
         self.following: Any = None
         """The event at which the next iteration begins: usually that one's opening."""
@@ -28,7 +30,7 @@ class EventBuffer:
         self.reading: ReplayReading | None = None
         """Where the iteration is the replay of a captured graph: then `begins` and `ends` are not used."""
         self.known: IterationTimes | None = None
-        self.is_free = self.is_timed = True
+        self.is_timed = True
 
     @property
     def last(self) -> Any:
@@ -51,4 +53,4 @@ class EventBuffer:
         self.following = None
         self.reading = None
         self.known = None
-        self.is_free = True
+        self._unused.append(self)

@@ -55,8 +55,7 @@ class InstructionTimer(Protocol):
     def begin_iteration(self, previous: RecordedIteration | None, *, is_timed: bool = True) -> None:
         """Mark the begin of an iteration; it directly follows `previous`, if that is not None.
 
-        Of one that is not timed, the times have no instructions, and no ends are marked; the order of instructions is
-        known, and requests are sent.
+        Of one that is not timed, the times have no instructions; none is marked, but requests are sent.
         """
         ...
 
@@ -81,7 +80,10 @@ class InstructionTimer(Protocol):
         ...
 
     def call_at_begin(self, slot: int, act: PlannedRequest) -> None:
-        """Send a request when the device reaches the begin of an instruction that has just been marked."""
+        """Send a request when the device reaches the begin of an instruction that has just begun.
+
+        `slot` is that of its mark; in an iteration that is not timed, its position.
+        """
         ...
 
     def call_when_reached(self, act: PlannedRequest) -> None:

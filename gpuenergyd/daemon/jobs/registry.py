@@ -52,6 +52,7 @@ from gpuenergyd.daemon.registration import (
     joining_message,
     reorder_offer,
     require_agreement,
+    single_iterations,
 )
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.daemon.runtime.process_end import ProcessEnd
@@ -306,16 +307,20 @@ class Jobs:
         if session is None:
             return None
         runner = session.runner
-        iteration = checked_iteration(report, session.pp_rank, session.stage_rank)
+        iterations = single_iterations(
+            checked_iteration(report, session.pp_rank, session.stage_rank), report.num_together
+        )
+        iteration = iterations[-1]
         clocks = checked_clocks(report)
         session.captured = report.captured
         session.gaps.reported(iteration.begin_ns, iteration.next_begin_ns)
         self.services.gpus.record_pause(session.gpu_uuid, is_paused=not iteration.next_begin_ns)
         runner.last_report_mono_ns = time.monotonic_ns()
         if not runner.job.is_ended:
-            runner.handle(RankReported(iteration))
-            for setting in runner.settings:
-                setting.report(iteration)
+            for single in iterations:
+                runner.handle(RankReported(single))
+                for setting in runner.settings:
+                    setting.report(single)
             if runner.leases.is_suspended:
                 self.spawn(runner.resume())
         if clocks:
@@ -326,7 +331,8 @@ class Jobs:
             energy_per_gpu_j=energy_j,
             power_per_gpu_w=power_w,
             takes_several=True,
-            takes_untimed=self._takes_untimed(runner),
+            takes_untimed=(takes_untimed := self._takes_untimed(runner)),
+            takes_together=takes_untimed and runner.is_observing and runner.job.description.num_ranks == 1,
             figures=session.new_figures(runner.last_report_mono_ns),
         )
 

@@ -476,6 +476,25 @@ async def test_times_of_instructions_are_dispensable_once_planned_unless_waits_f
     await stage.jobs.close("test over")
 
 
+@pytest.mark.parametrize("is_observing", [True, False])
+async def test_only_jobs_that_are_observed_report_iterations_together_and_each_of_these_counts(
+    *, is_observing: bool
+) -> None:
+    stage = Stage(is_observing=is_observing)
+    alone = replace(registration(0), num_pp_ranks=1, num_microbatches=1, order=(("F", 0, 0), ("B", 0, 0)))
+    token = stage.jobs.register(alone, ME, os.pidfd_open(os.getpid())).rank_token
+    stage.jobs.handle_report(report(token, 0, 0, 0), ME)
+    (job,) = (runner.job for runner in stage.jobs)
+    job.phase = JobPhase.TUNED
+    several = replace(report(token, 0, 4, 0), instructions=(), is_in_order=True, num_together=4)
+    reply = stage.jobs.handle_report(several, ME)
+
+    assert reply is not None
+    assert reply.takes_together is is_observing
+    assert job.num_iterations == 5
+    await stage.jobs.close("test over")
+
+
 async def test_a_member_of_a_pipeline_across_hosts_times_all_instructions() -> None:
     stage = Stage()
     member = replace(registration(0), num_pp_ranks=1, is_pipeline_member=True)

@@ -30,14 +30,28 @@ class WrappedAttribute:
     def __init__(self, target: object, name: str, make: Callable[[Call], Call]) -> None:
         self._target = target
         self._name = name
+        self._make = make
         self._was_on_instance = name in vars(target)
         self._original: Call = getattr(target, name)
         self._wrapper = make(self._original)
         setattr(target, name, self._wrapper)
 
+    def put_in(self) -> None:
+        """Replace the attribute, also if the program has changed it since it was restored."""
+        original: Call = getattr(self._target, self._name)
+        if original != self._original:
+            self._was_on_instance = self._name in vars(self._target)
+            self._original, self._wrapper = original, self._make(original)
+        setattr(self._target, self._name, self._wrapper)
+
+    @property
+    def is_in(self) -> bool:
+        """Whether the attribute is replaced, and has not been replaced again."""
+        return vars(self._target).get(self._name) is self._wrapper
+
     def undo(self) -> bool:
         """Restore the attribute; return False if it has been wrapped again, so that this wrapper remains in use."""
-        if vars(self._target).get(self._name) is not self._wrapper:
+        if not self.is_in:
             return False
         if self._was_on_instance:
             setattr(self._target, self._name, self._original)

@@ -121,6 +121,13 @@ class OrderedRank:
         self._num_captures = self._captured_steps.num_captures
         self._is_step_an_iteration = self.is_active and self._is_warm and self.client.begin_iteration()
 
+    def sees_instructions(self) -> bool:
+        """Return whether the instructions of the step that has begun must be marked.
+
+        They need not outside iterations, and where neither times nor clocks depend on them.
+        """
+        return self._captured_steps.is_capturing or (self._is_step_an_iteration and self.client.needs_marks)
+
     def end_step(self) -> None:
         """End a training step, and check the instructions that it ran."""
         if self._captured_steps.is_capturing:
