@@ -1,13 +1,19 @@
-"""A past job as evidence: the curves that an earlier run of the same work showed on this GPU model.
+"""A past job as evidence: the curves that an earlier run of the same model showed on this GPU model.
 
-Theory of operation. A past job is used only if it did the same work: it took as long at full speed, at the same power,
-within 3 %. Other work on the same GPU model tells no more than published curves do. The past job's curve is that of
-this job plus a deviation: what any job is assumed to deviate from its prior by (see `deviations`), times a grade.
+Theory of operation. A past job is used only if it seems to be of the same model, within 3 % at full speed: either all
+its stages together took as long in every kind of instruction (the same work), or all kinds took longer or shorter by
+the same factor, with equal clocks where power limits them (other layers); at the same power in both cases. Other work
+on the same GPU model tells no more than published curves do. The past job's curve is that of this job plus a deviation:
+what any job is assumed to deviate from its prior by (see `deviations`), times a grade.
+
+Stages of the same work are this job's stages, cut differently or not. Those of other layers are further stages of the
+same pipeline: they show what job and kinds have in common, and how much stages differ, but not by which ones.
 
 The grade is 0.05 if the daemon measured the past job for this user on one of this job's GPUs, so that only a program of
 this user can have reported wrong times; they may be shorter than without the past job by 2 standard deviations.
 Otherwise a file that somebody imported may be made up: the grade is 1, so that the remaining uncertainty makes plans
-cautious, and times may be shorter by half a standard deviation.
+cautious, and times may be shorter by half a standard deviation. Other layers may be another model after all, so that
+half a standard deviation is their limit, too.
 
 A past job that contradicts the prior or this job's own measurements is not used: one of its curves is steeper or
 flatter over the clock than these permit, by 2.5 standard deviations.
@@ -16,7 +22,7 @@ flatter over the clock than these permit, by 2.5 standard deviations.
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
-from statistics import fmean
+from statistics import fmean, median
 
 import numpy as np
 from scipy.linalg import block_diag
@@ -32,7 +38,7 @@ from gpuenergyd_policies.learning.seen import ClassAtFullSpeed, points_of
 from gpuenergyd_policies.learning.shape import FloatArray
 
 _MAX_LOG_RATIO = 0.03
-"""Difference in log time and log power at full speed of the same work: three times the error of their measurement."""
+"""Difference in log time, power and clock at full speed of the same model: three times the error of measurement."""
 _MAX_SIGMAS = 2.5
 _SINGLE_CLOCK_SIGMA = 0.005
 """Scatter of single clocks between jobs of grade 1."""
@@ -48,6 +54,8 @@ class PastCurves:
     learned: LearnedCurves
     is_measured_here: bool
     """Whether the daemon measured them for this user on one of this job's GPUs."""
+    is_same_work: bool = True
+    """Whether all stages together took as long; otherwise they seem to be other layers of the same model."""
 
     @property
     def grade(self) -> float:
@@ -57,10 +65,10 @@ class PastCurves:
     @property
     def max_faster_sigmas(self) -> float:
         """By how much times may be shorter than without it, in standard deviations of these."""
-        return 2.0 if self.is_measured_here else 0.5
+        return 2.0 if self.is_measured_here and self.is_same_work else 0.5
 
 
-def same_work(
+def of_same_model(
     past_jobs: Sequence[PastJob],
     classes: Sequence[ClassAtFullSpeed],
     gpu_model_name: str,
@@ -69,34 +77,37 @@ def same_work(
     *,
     curves_before: LearnedCurves | None = None,
 ) -> list[PastCurves]:
-    """Return the past jobs of the same work: those measured here first, then the newest first.
+    """Return the past jobs of the same model: those measured here first, then the same work, the newest first.
 
     `classes` and `power_w`, of a GPU at full speed, describe the job; `curves_before` are its own before it changed.
     """
-    candidates = [PastCurves(job.learned, job.was_measured_on_one_of(gpu_uuids)) for job in past_jobs]
-    if curves_before is not None:
-        candidates.insert(0, PastCurves(curves_before, is_measured_here=True))
+    before = [] if curves_before is None else [PastCurves(curves_before, is_measured_here=True)]
+    candidates = [*before, *(PastCurves(job.learned, job.was_measured_on_one_of(gpu_uuids)) for job in past_jobs)]
     top = {own.clocks_mhz[0] for own in classes}
     found = [
-        own
+        (not own.is_measured_here, not is_same, difference, replace(own, is_same_work=is_same))
         for own in candidates
-        if own.learned.gpu_model_name == gpu_model_name
-        and top == {own.learned.max_sm_clock_mhz}
-        and _is_same_work(own.learned, classes, power_w)
+        if own.learned.gpu_model_name == gpu_model_name and top == {own.learned.max_sm_clock_mhz}
+        for is_same, difference in [_likeness(own.learned, classes, power_w)]
+        if difference <= _MAX_LOG_RATIO
     ]
-    return sorted(found, key=lambda own: not own.is_measured_here)
+    return [own for *_, own in sorted(found, key=lambda entry: entry[:3])]
 
 
-def _is_same_work(learned: LearnedCurves, classes: Sequence[ClassAtFullSpeed], power_w: float) -> bool:
-    """Return whether GPUs draw as much, and either each stage or all stages together take as long, in every kind."""
-    before_s = {curve.kind: curve.time_s for curve in learned.curves}
-    if before_s.keys() != {own.key.kind for own in classes}:
-        return False
-    num_stages = 1 + max(own.key.pp_rank for own in classes)
-    logs = [math.log(fmean(own.time_s for own in classes if own.key.kind is k) / before_s[k]) for k in before_s]
-    differences = [[log - expected for log in logs] for expected in (0.0, math.log(learned.num_stages / num_stages))]
-    least = min(max(map(abs, own)) for own in differences)
-    return max(least, abs(math.log(power_w / learned.power_w))) <= _MAX_LOG_RATIO
+def _likeness(learned: LearnedCurves, classes: Sequence[ClassAtFullSpeed], power_w: float) -> tuple[bool, float]:
+    """Return whether a past job did the same work, and otherwise how far it differs but for a factor on all times."""
+    members = {curve.kind: [own for own in classes if own.key.kind is curve.kind] for curve in learned.curves}
+    if members.keys() != {own.key.kind for own in classes}:
+        return False, math.inf
+    more_power = math.log(power_w / learned.power_w)
+    longer = [math.log(fmean(own.time_s for own in members[c.kind]) / c.time_s) for c in learned.curves]
+    fewer_stages = math.log(learned.num_stages / (1 + max(own.key.pp_rank for own in classes)))
+    if max(abs(more_power), *(abs(log - fewer_stages) for log in longer)) <= _MAX_LOG_RATIO:
+        return True, 0.0
+    clocks_mhz = [(median(own.full_speed_mhz for own in members[c.kind]), c.full_speed_mhz) for c in learned.curves]
+    faster = [math.log(now / before) for now, before in clocks_mhz if max(now, before) < learned.max_sm_clock_mhz]
+    unlike = max(longer) - min(longer) if len(longer) > 1 else longer[0]
+    return False, max(abs(difference) for difference in (more_power, unlike, *faster))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +172,7 @@ def _past_evidence(
     past: PastCurves, classes: Sequence[ClassAtFullSpeed], model: CurveModel, *, is_time: bool
 ) -> tuple[Points, Evidence]:
     """Return what a past job says about log times, or powers, relative to full speed."""
+    classes = classes if past.is_same_work else _further_stages(past.learned, classes)
     rows = [row for curve in past.learned.curves for row in _rows_of(curve, classes, is_time=is_time)]
     entries = sorted({(k, row.clock_mhz) for row in rows for k in row.shares})
     weights = np.zeros((len(rows), len(entries)))
@@ -177,6 +189,18 @@ def _past_evidence(
     between = past.grade**2 * (weights @ (of_job + of_stage + others) @ weights.T)
     noise = errors + between + _SINGLE_CLOCK_SIGMA**2 * past.grade * np.eye(len(rows))
     return observed, Evidence(weights, np.array([row.value for row in rows]), noise)
+
+
+def _further_stages(learned: LearnedCurves, classes: Sequence[ClassAtFullSpeed]) -> list[ClassAtFullSpeed]:
+    """Return the stages of other layers, which follow those of this job; at least one of each chunk."""
+    found, num_ranks = [], 1 + max(own.key.pp_rank for own in classes)
+    for curve in learned.curves:
+        own = [of_class for of_class in classes if of_class.key.kind is curve.kind]
+        num_stages = len(curve.stages[0].deviations) if curve.stages else _MAX_STAGES
+        for k in range(max(num_stages, len({of_class.key.chunk_index for of_class in own}))):
+            like = own[k % len(own)]
+            found.append(replace(like, key=replace(like.key, pp_rank=num_ranks + k), time_s=curve.time_s))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +253,9 @@ CLOCK_RATIOS = (1.0, 0.9, 0.8, 0.7, 0.6)
 def prior_view(gpu_model_name: str, past_jobs: Sequence[PastJob]) -> PriorView:
     """Return the prior of a job on a GPU model that is like the newest of the past jobs on it."""
     own = [job for job in past_jobs if job.learned.gpu_model_name == gpu_model_name]
-    classes = _classes_like(own[0]) if own else _assumed_classes()
+    classes = _assumed_classes(own[0] if own else None)
     gpu_uuids = own[0].gpu_uuids if own else ()
-    past = same_work(own, classes, gpu_model_name, own[0].learned.power_w, gpu_uuids) if own else ()
+    past = of_same_model(own, classes, gpu_model_name, own[0].learned.power_w, gpu_uuids) if own else ()
     prior = prior_for(gpu_model_name)
     wanted = points_of(classes, [(k, clock) for k, of_class in enumerate(classes) for clock in of_class.clocks_mhz])
     nothing = points_of(classes, []), Evidence(np.zeros((0, 0)), np.zeros(0), np.zeros((0, 0)))
@@ -245,20 +269,14 @@ def prior_view(gpu_model_name: str, past_jobs: Sequence[PastJob]) -> PriorView:
     return PriorView(gpu_model_name, prior.basis, 0 if used is None else 1, tuple(curves))
 
 
-def _classes_like(job: PastJob) -> list[ClassAtFullSpeed]:
-    top = job.learned.max_sm_clock_mhz
-    clocks = tuple(round(ratio * top) for ratio in CLOCK_RATIOS)
-    return [
-        ClassAtFullSpeed(InstructionClass(0, curve.kind), clocks, curve.time_s, curve.full_speed_mhz)
-        for curve in sorted(job.learned.curves, key=lambda own: own.kind)
-    ]
-
-
-def _assumed_classes() -> list[ClassAtFullSpeed]:
+def _assumed_classes(like: PastJob | None) -> list[ClassAtFullSpeed]:
     # Any maximum clock will do where no past job names it: the prior only knows clocks relative to it.
-    clocks = tuple(round(1000 * ratio) for ratio in CLOCK_RATIOS)
-    kinds = (InstructionKind.B, InstructionKind.F)
-    return [ClassAtFullSpeed(InstructionClass(0, kind), clocks, 1.0, float(clocks[0])) for kind in kinds]
+    top = 1000 if like is None else like.learned.max_sm_clock_mhz
+    of_kind = {InstructionKind.B: (1.0, float(top)), InstructionKind.F: (1.0, float(top))}
+    if like is not None:
+        of_kind = {curve.kind: (curve.time_s, curve.full_speed_mhz) for curve in like.learned.curves}
+    clocks = tuple(round(ratio * top) for ratio in CLOCK_RATIOS)
+    return [ClassAtFullSpeed(InstructionClass(0, kind), clocks, *own) for kind, own in sorted(of_kind.items())]
 
 
 def _point(time: Posterior, power: Posterior, k: int, clock_ratio: float) -> PriorPoint:
