@@ -6,14 +6,15 @@ the same factor, with equal clocks where power limits them (other layers); at th
 on the same GPU model tells no more than published curves do. The past job's curve is that of this job plus a deviation:
 what any job is assumed to deviate from its prior by (see `deviations`), times a grade.
 
-Stages of the same work are this job's stages, cut differently or not. Those of other layers are further stages of the
-same pipeline: they show what job and kinds have in common, and how much stages differ, but not by which ones.
+Stages of the same work are this job's stages, cut differently or not. Of other layers, a stage that took as long in
+every kind as one of this job is taken for it, in order. All others are further stages of the same pipeline: they show
+what job and kinds have in common, and by how much stages differ, but not which ones.
 
 The grade is 0.05 if the daemon measured the past job for this user on one of this job's GPUs, so that only a program of
 this user can have reported wrong times; they may be shorter than without the past job by 2 standard deviations.
 Otherwise a file that somebody imported may be made up: the grade is 1, so that the remaining uncertainty makes plans
 cautious, and times may be shorter by half a standard deviation. Other layers may be another model after all, so that
-half a standard deviation is their limit, too.
+half a standard deviation is their limit, too, unless all of this job's stages are among them.
 
 A past job that contradicts the prior or this job's own measurements is not used: one of its curves is steeper or
 flatter over the clock than these permit, by 2.5 standard deviations.
@@ -54,8 +55,10 @@ class PastCurves:
     learned: LearnedCurves
     is_measured_here: bool
     """Whether the daemon measured them for this user on one of this job's GPUs."""
-    is_same_work: bool = True
-    """Whether all stages together took as long; otherwise they seem to be other layers of the same model."""
+    ranks: tuple[int, ...] = ()
+    """Of other layers, the rank of this job that each stage is taken for, or one beyond its last; else empty."""
+    are_stages_known: bool = True
+    """Whether all of this job's stages are among them, or all together are the same work."""
 
     @property
     def grade(self) -> float:
@@ -65,7 +68,7 @@ class PastCurves:
     @property
     def max_faster_sigmas(self) -> float:
         """By how much times may be shorter than without it, in standard deviations of these."""
-        return 2.0 if self.is_measured_here and self.is_same_work else 0.5
+        return 2.0 if self.is_measured_here and self.are_stages_known else 0.5
 
 
 def of_same_model(
@@ -77,7 +80,9 @@ def of_same_model(
     *,
     curves_before: LearnedCurves | None = None,
 ) -> list[PastCurves]:
-    """Return the past jobs of the same model: those measured here first, then the same work, the newest first.
+    """Return the past jobs of the same model: those measured here first, then the same work, then known stages.
+
+    Of the same work the newest comes first, of other layers the most alike.
 
     `classes` and `power_w`, of a GPU at full speed, describe the job; `curves_before` are its own before it changed.
     """
@@ -85,13 +90,16 @@ def of_same_model(
     candidates = [*before, *(PastCurves(job.learned, job.was_measured_on_one_of(gpu_uuids)) for job in past_jobs)]
     top = {own.clocks_mhz[0] for own in classes}
     found = [
-        (not own.is_measured_here, not is_same, difference, replace(own, is_same_work=is_same))
+        (own if is_same else _with_ranks(own, classes), difference)
         for own in candidates
         if own.learned.gpu_model_name == gpu_model_name and top == {own.learned.max_sm_clock_mhz}
         for is_same, difference in [_likeness(own.learned, classes, power_w)]
         if difference <= _MAX_LOG_RATIO
     ]
-    return [own for *_, own in sorted(found, key=lambda entry: entry[:3])]
+    found.sort(
+        key=lambda pair: (not pair[0].is_measured_here, pair[0].ranks != (), not pair[0].are_stages_known, pair[1])
+    )
+    return [own for own, _ in found]
 
 
 def _likeness(learned: LearnedCurves, classes: Sequence[ClassAtFullSpeed], power_w: float) -> tuple[bool, float]:
@@ -108,6 +116,32 @@ def _likeness(learned: LearnedCurves, classes: Sequence[ClassAtFullSpeed], power
     faster = [math.log(now / before) for now, before in clocks_mhz if max(now, before) < learned.max_sm_clock_mhz]
     unlike = max(longer) - min(longer) if len(longer) > 1 else longer[0]
     return False, max(abs(difference) for difference in (more_power, unlike, *faster))
+
+
+def _with_ranks(past: PastCurves, classes: Sequence[ClassAtFullSpeed]) -> PastCurves:
+    """Return other layers, each stage taken for the first of this job's left that takes as long in every kind.
+
+    All others become further stages, and so do all in a job of several chunks per rank.
+    """
+    top, curves = past.learned.max_sm_clock_mhz, past.learned.curves
+    at_top = [own.stages[0].deviations if own.stages and own.stages[0].sm_clock_mhz == top else () for own in curves]
+    own_s = {(own.key.pp_rank, own.key.kind): own.time_s for own in classes}
+    num_ranks, has_chunks = 1 + max(own.key.pp_rank for own in classes), any(own.key.chunk_index for own in classes)
+    num_stages = max(len(own.stages[0].deviations) if own.stages else _MAX_STAGES for own in curves)
+
+    def is_alike(rank: int, k: int) -> bool:
+        return all(
+            k < len(deviations)
+            and abs(math.log(own_s.get((rank, own.kind), math.inf) / own.time_s) - deviations[k][0]) <= _MAX_LOG_RATIO
+            for own, deviations in zip(curves, at_top, strict=True)
+        )
+
+    left: list[int] = [] if has_chunks else list(range(num_ranks))
+    ranks: list[int] = []
+    for k in range(max(num_stages, *(1 + own.key.chunk_index for own in classes))):
+        ranks.append(next((rank for rank in left if is_alike(rank, k)), num_ranks + k))
+        left = [rank for rank in left if rank != ranks[-1]]
+    return replace(past, ranks=tuple(ranks), are_stages_known=not (has_chunks or left))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +206,7 @@ def _past_evidence(
     past: PastCurves, classes: Sequence[ClassAtFullSpeed], model: CurveModel, *, is_time: bool
 ) -> tuple[Points, Evidence]:
     """Return what a past job says about log times, or powers, relative to full speed."""
-    classes = classes if past.is_same_work else _further_stages(past.learned, classes)
+    classes = _in_place_of(past, classes) if past.ranks else classes
     rows = [row for curve in past.learned.curves for row in _rows_of(curve, classes, is_time=is_time)]
     entries = sorted({(k, row.clock_mhz) for row in rows for k in row.shares})
     weights = np.zeros((len(rows), len(entries)))
@@ -191,15 +225,14 @@ def _past_evidence(
     return observed, Evidence(weights, np.array([row.value for row in rows]), noise)
 
 
-def _further_stages(learned: LearnedCurves, classes: Sequence[ClassAtFullSpeed]) -> list[ClassAtFullSpeed]:
-    """Return the stages of other layers, which follow those of this job; at least one of each chunk."""
-    found, num_ranks = [], 1 + max(own.key.pp_rank for own in classes)
-    for curve in learned.curves:
+def _in_place_of(past: PastCurves, classes: Sequence[ClassAtFullSpeed]) -> list[ClassAtFullSpeed]:
+    """Return the stages of other layers as classes of the ranks that they are taken for."""
+    found = []
+    for curve in past.learned.curves:
         own = [of_class for of_class in classes if of_class.key.kind is curve.kind]
-        num_stages = len(curve.stages[0].deviations) if curve.stages else _MAX_STAGES
-        for k in range(max(num_stages, len({of_class.key.chunk_index for of_class in own}))):
-            like = own[k % len(own)]
-            found.append(replace(like, key=replace(like.key, pp_rank=num_ranks + k), time_s=curve.time_s))
+        for k, rank in enumerate(past.ranks):
+            like = next((each for each in own if each.key.pp_rank == rank), own[k % len(own)])
+            found.append(replace(like, key=replace(like.key, pp_rank=rank), time_s=curve.time_s))
     return found
 
 

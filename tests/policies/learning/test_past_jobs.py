@@ -252,6 +252,20 @@ def test_a_stage_of_twice_the_layers_is_the_mean_of_two_before() -> None:
     assert stage_means(fitted(0.8, halves)) == pytest.approx(stage_means(fitted(0.8, wholes)), abs=0.003)
 
 
+def test_stages_of_other_layers_that_took_as_long_as_a_jobs_are_taken_for_them_in_order() -> None:
+    job = with_stages(recut(6, work_ratio=2.0), {0: 0.2, 1: 0.06, 2: 0.0, 3: 0.0, 4: -0.06, 5: -0.2})
+    log_times = (0.1, 0.01, -0.2, 0.0, -0.01, 0.1)
+    at_top = StagesAtClock(1410, tuple((log, 0.002) for log in log_times))
+    curves = tuple(replace(curve, stages=(at_top, *curve.stages)) for curve in job.learned.curves)
+    job = replace(job, learned=replace(job.learned, curves=curves))
+
+    (found,) = used(job)
+
+    assert found.ranks == (3, 0, 5, 1, 2, 8)
+    assert found.max_faster_sigmas == 2.0
+    assert list(np.diff(stage_means(fitted(0.8, job))) < -0.01) == [True, True]
+
+
 def test_stages_of_other_layers_show_by_how_much_stages_differ_but_not_which() -> None:
     job = recut(6, work_ratio=2.0)
 
@@ -281,7 +295,7 @@ def test_a_job_leaves_the_clocks_that_it_tried_with_honest_errors() -> None:
     assert (learned.gpu_model_name, learned.num_stages) == ("A100", 3)
     for curve in learned.curves:
         assert [point.sm_clock_mhz for point in curve.points] == [1410, *clocks]
-        assert [own.sm_clock_mhz for own in curve.stages] == list(clocks)
+        assert [own.sm_clock_mhz for own in curve.stages] == [1410, *clocks]
         for own in curve.stages:
             assert abs(sum(deviation for deviation, _ in own.deviations)) < 1e-4
             assert all(abs(deviation) < 3 * sigma + 0.002 for deviation, sigma in own.deviations)
