@@ -294,11 +294,13 @@ def prior_view(gpu_model_name: str, past_jobs: Sequence[PastJob]) -> PriorView:
     nothing = points_of(classes, []), Evidence(np.zeros((0, 0)), np.zeros(0), np.zeros((0, 0)))
     alone = (OwnEvidence(CurveModel(*of_kind), *nothing) for of_kind in ((prior.time, TIME), (prior.power, POWER)))
     used, time, power = posteriors(wanted, past, classes, *alone)
-    curves = []
-    for k, of_class in enumerate(classes):
-        first = k * len(CLOCK_RATIOS)
-        points = [_point(time, power, first + j, ratio) for j, ratio in enumerate(CLOCK_RATIOS)]
-        curves.append(PriorCurve(of_class.key.kind, tuple(points)))
+    beliefs = zip(np.exp(time.mean), time.sigma, np.exp(power.mean), power.sigma, strict=True)
+    points = [
+        PriorPoint(ratio, *map(float, belief))
+        for ratio, belief in zip(CLOCK_RATIOS * len(classes), beliefs, strict=True)
+    ]
+    num = len(CLOCK_RATIOS)
+    curves = [PriorCurve(own.key.kind, tuple(points[k * num : (k + 1) * num])) for k, own in enumerate(classes)]
     return PriorView(gpu_model_name, prior.basis, 0 if used is None else 1, tuple(curves))
 
 
@@ -310,13 +312,3 @@ def _assumed_classes(like: PastJob | None) -> list[ClassAtFullSpeed]:
         of_kind = {curve.kind: (curve.time_s, curve.full_speed_mhz) for curve in like.learned.curves}
     clocks = tuple(round(ratio * top) for ratio in CLOCK_RATIOS)
     return [ClassAtFullSpeed(InstructionClass(0, kind), clocks, *own) for kind, own in sorted(of_kind.items())]
-
-
-def _point(time: Posterior, power: Posterior, k: int, clock_ratio: float) -> PriorPoint:
-    return PriorPoint(
-        clock_ratio,
-        math.exp(float(time.mean[k])),
-        float(time.sigma[k]),
-        math.exp(float(power.mean[k])),
-        float(power.sigma[k]),
-    )

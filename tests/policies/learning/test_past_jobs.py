@@ -19,15 +19,7 @@ from gpuenergyd_policies.learning.seen import TimeSeen
 from gpuenergyd_policies.learning.shape import GENERIC
 from gpuenergyd_policies.learning.summary import summary_of
 from gpuenergyd_policies.planning.plan_evaluation import baseline
-from tests.policies.learning.test_job_curves import (
-    CLOCKS,
-    FULL_SPEED_S,
-    KEYS,
-    WAITING,
-    classes,
-    energies,
-    time_s,
-)
+from tests.policies.learning.test_job_curves import CLOCKS, FULL_SPEED_S, KEYS, WAITING, classes, energies, time_s
 from tests.support.examples import examples
 from tests.support.past_jobs import LIES, TRIED_MHZ, changed, half_the_slope, no_slower, past_job
 
@@ -207,21 +199,16 @@ def with_stages(job: PastJob, slope_of: dict[int, float], clocks: tuple[int, ...
     return replace(job, learned=replace(job.learned, curves=curves))
 
 
-def test_stages_of_a_past_job_show_those_of_a_job_with_as_many() -> None:
-    job = with_stages(here(past_job()), {0: 0.03, 1: 0.0, 2: -0.03})
+@pytest.mark.parametrize("slope", [0.03, 0.1])
+def test_stages_of_a_past_job_show_those_of_a_job_with_as_many(slope: float) -> None:
+    job = with_stages(here(past_job()), {0: slope, 1: 0.0, 2: -slope})
 
     known, plain = fitted(0.8, job), fitted(0.8, here(past_job()))
 
-    assert list(np.diff(stage_means(known)) < -0.005) == [True, True]
+    assert list(np.diff(stage_means(known)) < -slope / 5) == [True, True]
     assert list(np.abs(np.diff(stage_means(plain))) < 0.001) == [True, True]
     k = known.index_of()[InstructionClass(0, F), 960]
     assert known.time.sigma[k] < plain.time.sigma[k]
-
-
-def test_stages_that_differ_by_percents_are_believed_unless_the_job_contradicts_them() -> None:
-    job = with_stages(here(past_job()), {0: 0.1, 1: 0.0, 2: -0.1})
-
-    assert list(np.diff(stage_means(fitted(0.8, job))) < -0.02) == [True, True]
 
 
 def stage_means(found: FittedCurves, clock: int = 960) -> list[float]:
@@ -261,8 +248,7 @@ def test_stages_of_other_layers_that_took_as_long_as_a_jobs_are_taken_for_them_i
 
     (found,) = used(job)
 
-    assert found.ranks == (3, 0, 5, 1, 2, 8)
-    assert found.max_faster_sigmas == 2.0
+    assert (found.ranks, found.max_faster_sigmas) == ((3, 0, 5, 1, 2, 8), 2.0)
     assert list(np.diff(stage_means(fitted(0.8, job))) < -0.01) == [True, True]
 
 
