@@ -20,7 +20,7 @@ from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd_policies.learning.evidence import energies_seen, times_seen
 from gpuenergyd_policies.learning.job_curves import FittedCurves, fit_curves
-from gpuenergyd_policies.learning.past_jobs import PastCurves, same_work
+from gpuenergyd_policies.learning.past_jobs import PastCurves, of_same_model
 from gpuenergyd_policies.learning.published import prior_for
 from gpuenergyd_policies.learning.seen import ClassAtFullSpeed, Waiting
 from gpuenergyd_policies.learning.shape import GENERIC, CurvePrior
@@ -175,7 +175,7 @@ def run_job(
         if number == num_plans - 1:
             learned = summary_of(_fitted(job, prior, seen, (), job.classes_at_all_clocks), times_seen(seen), gpus)
         power_w = float(np.mean(list(alone.reference_w.values())))
-        past = same_work(past_jobs, job.classes, job.table.gpu, power_w, gpu_uuids_of(job))
+        past = of_same_model(past_jobs, job.classes, job.table.gpu, power_w, gpu_uuids_of(job))
         fitted = _fitted(job, prior, seen, past).within_reach_of(alone) if past else alone
         clocks = next_clocks(job, fitted, results, num_plans=num_plans, choice=Choice(), draw=draw)
         results.append(job.result(clocks))

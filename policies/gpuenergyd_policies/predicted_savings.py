@@ -1,6 +1,6 @@
 """Predicted plans and savings for GPUs whose clocks may not be set.
 
-The planner runs on the belief that a first plan is made from: published curves, a past job of the same work, and the
+The planner runs on the belief that a first plan is made from: published curves, a past job of the same model, and the
 iterations at full speed. The plan is made for the mean curves; plans for curves drawn from the belief, widened by the
 error of the measured iteration time, give the range of its saving. Where the saving is within that error, and where
 no plan is better than full speed, full speed is predicted.
@@ -68,7 +68,7 @@ def predicted_plan(view: JobView, planner: Planner) -> ClockPlan:
     basis = BASIS + fitted.past_jobs_text + (at_limit and f"; {at_limit}")
     likely = replace(_planned(view, planner, fitted.profile), reason=basis)
     saving_ratio = _saving_ratio(likely)
-    drawn = fitted.drawn(NUM_DRAWS, np.random.default_rng(0))
+    drawn = fitted.curves.drawn(NUM_DRAWS, np.random.default_rng(0))
     savings = [saving_ratio, *(_saving_ratio(_planned(view, planner, own)) for own in drawn)]
     low, high = (float(own) for own in np.quantile(savings, _RANGE))
     if saving_ratio <= error_ratio:

@@ -11,7 +11,7 @@ from gpuenergyd.count_text import count_text
 MAX_CURVES, MAX_POINTS = 8, 32
 MAX_STAGE_CLOCKS, MAX_STAGE_DEVIATIONS = 16, 128
 """Maximum number of clocks, and of stage deviations at all of them together."""
-_MAX_STAGE_DEVIATION = 0.5
+MAX_STAGE_DEVIATION = 0.5
 MAX_NAME_CHARS = 256
 _MAX_STAGES = 65_536
 _MAX_POWER_W = 1e6
@@ -39,7 +39,10 @@ class StagesAtClock:
 
     sm_clock_mhz: int
     deviations: tuple[tuple[float, float], ...]
-    """For each stage, its log time relative to full speed minus the mean over all stages, and the standard error."""
+    """For each stage, its log time relative to full speed minus the mean over all stages, and the standard error.
+
+    At the maximum clock its log time relative to the mean time.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,7 @@ def _problem_of_stages(curve: KindCurve, max_mhz: int) -> str | None:
         if not _LEAST_CLOCK_RATIO * max_mhz <= own.sm_clock_mhz <= max_mhz:
             return f"stages at {own.sm_clock_mhz} MHz: not a clock of a GPU with {max_mhz} MHz"
         for deviation, sigma in own.deviations:
-            if not (abs(deviation) <= _MAX_STAGE_DEVIATION and 0 <= sigma <= _MAX_SIGMA):
+            if not (abs(deviation) <= MAX_STAGE_DEVIATION and 0 <= sigma <= _MAX_SIGMA):
                 return f"stage deviation {deviation:g} with error {sigma:g} is out of range"
     return None
 

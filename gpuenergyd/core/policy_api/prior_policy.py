@@ -37,7 +37,7 @@ class PriorCurve:
 
 @dataclass(frozen=True, slots=True)
 class PriorView:
-    """What a job on a GPU model would start from: published curves, and a past job of the same work."""
+    """What a job on a GPU model would start from: published curves, and a past job of the same model."""
 
     gpu_model_name: str
     basis: str

@@ -1,7 +1,7 @@
 """The bubble-aware policy: the plan after each iteration of a job.
 
 Every plan is a measurement, from the first iteration after the baseline. The first plan comes from a prior over time
-and power curves and a past job of the same work, cautious by its own uncertainty; each plan's iterations update the
+and power curves and a past job of the same model, cautious by its own uncertainty; each plan's iterations update the
 belief, and the next plan is made from it (see `learning`). Plans are solved on the exact frontier at the target,
 rounded to supported clocks, with changes to faster clocks requested ahead of need. After a few plans learning is over,
 and a plan that measures slow is followed by one with more caution (see `decisions`). What a job has learned goes to

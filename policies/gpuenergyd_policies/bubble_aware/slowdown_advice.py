@@ -59,7 +59,9 @@ def with_slowdown_advice(view: JobView, plan: ClockPlan) -> ClockPlan:
     except NotEnoughDataError:
         return plan
     random = np.random.default_rng(view.num_issued())
-    return replace(plan, advice=_advice(view, plan, measured, [fitted.profile, *fitted.drawn(NUM_DRAWS, random)]))
+    return replace(
+        plan, advice=_advice(view, plan, measured, [fitted.profile, *fitted.curves.drawn(NUM_DRAWS, random)])
+    )
 
 
 def may_measure_slower(view: JobView) -> bool:

@@ -15,11 +15,7 @@ from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instr
 from gpuenergyd.core.pipeline.waiting import WaitingPower
 from gpuenergyd_policies.learning.curves import CurveModel, Posterior
 from gpuenergyd_policies.learning.deviations import POWER, TIME
-from gpuenergyd_policies.learning.past_jobs import (
-    OwnEvidence,
-    PastCurves,
-    posteriors,
-)
+from gpuenergyd_policies.learning.past_jobs import OwnEvidence, PastCurves, posteriors
 from gpuenergyd_policies.learning.seen import (
     ClassAtFullSpeed,
     EnergySeen,
@@ -80,7 +76,8 @@ class FittedCurves:
 
     def drawn(self, num_draws: int, random: np.random.Generator) -> tuple[PipelineProfile, ...]:
         times, powers = (
-            own.mean + random.standard_normal((num_draws, len(own.mean))) @ _root(own).T for own in self._both()
+            own.mean + random.standard_normal((num_draws, len(own.mean))) @ _root(own).T
+            for own in (self.time, self.power)
         )
         return tuple(self._profile(*drawn, where="drawn curve") for drawn in zip(times, powers, strict=True))
 
@@ -109,9 +106,6 @@ class FittedCurves:
 
     def _waiting_w(self, sm_clock_mhz: int, max_mhz: int) -> float:
         return self.waiting_w * math.exp(self.waiting_exponent * math.log(sm_clock_mhz / max_mhz))
-
-    def _both(self) -> tuple[Posterior, Posterior]:
-        return self.time, self.power
 
     def _lengths(self) -> list[int]:
         return [len(own.clocks_mhz) for own in self.classes]

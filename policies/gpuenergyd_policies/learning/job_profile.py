@@ -28,7 +28,7 @@ from gpuenergyd_policies.learning.curves import CurveModel
 from gpuenergyd_policies.learning.deviations import TIME
 from gpuenergyd_policies.learning.evidence import energies_seen, times_seen, without_outliers
 from gpuenergyd_policies.learning.job_curves import FittedCurves, fit_curves
-from gpuenergyd_policies.learning.past_jobs import same_work
+from gpuenergyd_policies.learning.past_jobs import of_same_model
 from gpuenergyd_policies.learning.published import prior_for
 from gpuenergyd_policies.learning.seen import (
     ClassAtFullSpeed,
@@ -72,19 +72,16 @@ class LearnedProfile:
     learned: LearnedCurves | None
     """What the job itself has shown, for later jobs."""
     num_past_jobs: int
-    """Past jobs of the same work, whether they agree with this one or not."""
+    """Past jobs of the same model, whether they agree with this one or not."""
 
     @property
     def past_jobs_text(self) -> str:
-        """Whether a past job of the same work counts, as the end of a sentence; empty without any."""
+        """Whether a past job of the same model counts, as the end of a sentence; empty without any."""
         if not self.num_past_jobs:
             return ""
         if self.curves.past is None:
-            return f"; {count_text(self.num_past_jobs, 'past job')} of the same work contradicted"
-        return "; with the curves of a past job of the same work"
-
-    def drawn(self, num_draws: int, random: np.random.Generator) -> tuple[PipelineProfile, ...]:
-        return self.curves.drawn(num_draws, random)
+            return f"; {count_text(self.num_past_jobs, 'past job')} of the same model contradicted"
+        return "; with the curves of a past job of the same model"
 
 
 def learned_profile(
@@ -119,13 +116,13 @@ def learned_profile(
         times=times,
         energies=energies,
         waiting=waiting,
-        calls_sigma_s=(0.0, 0.0) if calls.is_none else CALLS_SIGMA_S,
+        calls_sigma_s=(0.0, 0.0) if calls == CallCost() else CALLS_SIGMA_S,
     )
     alone = fit(plain)
     learned = summary_of(alone, times, gpus)
     power_w = fmean(alone.reference_w[rank] / gpu.num_gpus for rank, gpu in enumerate(gpus))
     uuids = {gpu.gpu_uuid for gpu in gpus}
-    past = same_work(past_jobs, classes, model_name, power_w, uuids, curves_before=curves_before)
+    past = of_same_model(past_jobs, classes, model_name, power_w, uuids, curves_before=curves_before)
     curves = fit(plain, past=past).within_reach_of(alone) if past else alone
     return LearnedProfile(curves.profile(), calls, curves, learned, len(past))
 
@@ -167,7 +164,7 @@ def _with_bends(
     classes: list[ClassAtFullSpeed], times: Sequence[TimeSeen], of_time: CurveModel
 ) -> list[ClassAtFullSpeed]:
     """Return the classes with the most probable full-speed clock of each kind, where the maximum was reported."""
-    if not _has_lower_clocks(times, classes):
+    if all(clock >= classes[0].clocks_mhz[0] for seen in times for clock, _ in seen.shares):
         return classes
     rows = time_rows(classes, times, has_calls=True)
     chosen = dict.fromkeys(map(_bend_group, classes), 0)
@@ -213,10 +210,6 @@ def _penalty(own: ClassAtFullSpeed, bend: int) -> float:
     else:
         off = math.inf if own.sustained.holds_all_work else 0.0
     return 0.5 * off**2
-
-
-def _has_lower_clocks(times: Sequence[TimeSeen], classes: Sequence[ClassAtFullSpeed]) -> bool:
-    return any(clock < own.clocks_mhz[0] for seen in times for clock, _ in seen.shares for own in classes[:1])
 
 
 def _bent(

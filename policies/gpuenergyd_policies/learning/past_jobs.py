@@ -1,13 +1,20 @@
-"""A past job as evidence: the curves that an earlier run of the same work showed on this GPU model.
+"""A past job as evidence: the curves that an earlier run of the same model showed on this GPU model.
 
-Theory of operation. A past job is used only if it did the same work: it took as long at full speed, at the same power,
-within 3 %. Other work on the same GPU model tells no more than published curves do. The past job's curve is that of
-this job plus a deviation: what any job is assumed to deviate from its prior by (see `deviations`), times a grade.
+Theory of operation. A past job is used only if it seems to be of the same model, within 3 % at full speed: either all
+its stages together took as long in every kind of instruction (the same work), or all kinds took longer or shorter by
+the same factor, with equal clocks where power limits them (other layers); at the same power in both cases. Other work
+on the same GPU model tells no more than published curves do. The past job's curve is that of this job plus a deviation:
+what any job is assumed to deviate from its prior by (see `deviations`), times a grade.
+
+Stages of the same work are this job's stages, cut differently or not. Of other layers, a stage that took as long in
+every kind as one of this job is taken for it, in order. All others are further stages of the same pipeline: they show
+what job and kinds have in common, and by how much stages differ, but not which ones.
 
 The grade is 0.05 if the daemon measured the past job for this user on one of this job's GPUs, so that only a program of
 this user can have reported wrong times; they may be shorter than without the past job by 2 standard deviations.
 Otherwise a file that somebody imported may be made up: the grade is 1, so that the remaining uncertainty makes plans
-cautious, and times may be shorter by half a standard deviation.
+cautious, and times may be shorter by half a standard deviation. Other layers may be another model after all, so that
+half a standard deviation is their limit, too, unless all of this job's stages are among them.
 
 A past job that contradicts the prior or this job's own measurements is not used: one of its curves is steeper or
 flatter over the clock than these permit, by 2.5 standard deviations.
@@ -16,7 +23,7 @@ flatter over the clock than these permit, by 2.5 standard deviations.
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
-from statistics import fmean
+from statistics import fmean, median
 
 import numpy as np
 from scipy.linalg import block_diag
@@ -32,7 +39,7 @@ from gpuenergyd_policies.learning.seen import ClassAtFullSpeed, points_of
 from gpuenergyd_policies.learning.shape import FloatArray
 
 _MAX_LOG_RATIO = 0.03
-"""Difference in log time and log power at full speed of the same work: three times the error of their measurement."""
+"""Difference in log time, power and clock at full speed of the same model: three times the error of measurement."""
 _MAX_SIGMAS = 2.5
 _SINGLE_CLOCK_SIGMA = 0.005
 """Scatter of single clocks between jobs of grade 1."""
@@ -48,6 +55,10 @@ class PastCurves:
     learned: LearnedCurves
     is_measured_here: bool
     """Whether the daemon measured them for this user on one of this job's GPUs."""
+    ranks: tuple[int, ...] = ()
+    """Of other layers, the rank of this job that each stage is taken for, or one beyond its last; else empty."""
+    are_stages_known: bool = True
+    """Whether all of this job's stages are among them, or all together are the same work."""
 
     @property
     def grade(self) -> float:
@@ -57,10 +68,10 @@ class PastCurves:
     @property
     def max_faster_sigmas(self) -> float:
         """By how much times may be shorter than without it, in standard deviations of these."""
-        return 2.0 if self.is_measured_here else 0.5
+        return 2.0 if self.is_measured_here and self.are_stages_known else 0.5
 
 
-def same_work(
+def of_same_model(
     past_jobs: Sequence[PastJob],
     classes: Sequence[ClassAtFullSpeed],
     gpu_model_name: str,
@@ -69,34 +80,68 @@ def same_work(
     *,
     curves_before: LearnedCurves | None = None,
 ) -> list[PastCurves]:
-    """Return the past jobs of the same work: those measured here first, then the newest first.
+    """Return the past jobs of the same model: those measured here first, then the same work, then known stages.
+
+    Of the same work the newest comes first, of other layers the most alike.
 
     `classes` and `power_w`, of a GPU at full speed, describe the job; `curves_before` are its own before it changed.
     """
-    candidates = [PastCurves(job.learned, job.was_measured_on_one_of(gpu_uuids)) for job in past_jobs]
-    if curves_before is not None:
-        candidates.insert(0, PastCurves(curves_before, is_measured_here=True))
+    before = [] if curves_before is None else [PastCurves(curves_before, is_measured_here=True)]
+    candidates = [*before, *(PastCurves(job.learned, job.was_measured_on_one_of(gpu_uuids)) for job in past_jobs)]
     top = {own.clocks_mhz[0] for own in classes}
     found = [
-        own
+        (own if is_same else _with_ranks(own, classes), difference)
         for own in candidates
-        if own.learned.gpu_model_name == gpu_model_name
-        and top == {own.learned.max_sm_clock_mhz}
-        and _is_same_work(own.learned, classes, power_w)
+        if own.learned.gpu_model_name == gpu_model_name and top == {own.learned.max_sm_clock_mhz}
+        for is_same, difference in [_likeness(own.learned, classes, power_w)]
+        if difference <= _MAX_LOG_RATIO
     ]
-    return sorted(found, key=lambda own: not own.is_measured_here)
+    found.sort(
+        key=lambda pair: (not pair[0].is_measured_here, pair[0].ranks != (), not pair[0].are_stages_known, pair[1])
+    )
+    return [own for own, _ in found]
 
 
-def _is_same_work(learned: LearnedCurves, classes: Sequence[ClassAtFullSpeed], power_w: float) -> bool:
-    """Return whether GPUs draw as much, and either each stage or all stages together take as long, in every kind."""
-    before_s = {curve.kind: curve.time_s for curve in learned.curves}
-    if before_s.keys() != {own.key.kind for own in classes}:
-        return False
-    num_stages = 1 + max(own.key.pp_rank for own in classes)
-    logs = [math.log(fmean(own.time_s for own in classes if own.key.kind is k) / before_s[k]) for k in before_s]
-    differences = [[log - expected for log in logs] for expected in (0.0, math.log(learned.num_stages / num_stages))]
-    least = min(max(map(abs, own)) for own in differences)
-    return max(least, abs(math.log(power_w / learned.power_w))) <= _MAX_LOG_RATIO
+def _likeness(learned: LearnedCurves, classes: Sequence[ClassAtFullSpeed], power_w: float) -> tuple[bool, float]:
+    """Return whether a past job did the same work, and otherwise how far it differs but for a factor on all times."""
+    members = {curve.kind: [own for own in classes if own.key.kind is curve.kind] for curve in learned.curves}
+    if members.keys() != {own.key.kind for own in classes}:
+        return False, math.inf
+    more_power = math.log(power_w / learned.power_w)
+    longer = [math.log(fmean(own.time_s for own in members[c.kind]) / c.time_s) for c in learned.curves]
+    fewer_stages = math.log(learned.num_stages / (1 + max(own.key.pp_rank for own in classes)))
+    if max(abs(more_power), *(abs(log - fewer_stages) for log in longer)) <= _MAX_LOG_RATIO:
+        return True, 0.0
+    clocks_mhz = [(median(own.full_speed_mhz for own in members[c.kind]), c.full_speed_mhz) for c in learned.curves]
+    faster = [math.log(now / before) for now, before in clocks_mhz if max(now, before) < learned.max_sm_clock_mhz]
+    unlike = max(longer) - min(longer) if len(longer) > 1 else longer[0]
+    return False, max(abs(difference) for difference in (more_power, unlike, *faster))
+
+
+def _with_ranks(past: PastCurves, classes: Sequence[ClassAtFullSpeed]) -> PastCurves:
+    """Return other layers, each stage taken for the first of this job's left that takes as long in every kind.
+
+    All others become further stages, and so do all in a job of several chunks per rank.
+    """
+    top, curves = past.learned.max_sm_clock_mhz, past.learned.curves
+    at_top = [own.stages[0].deviations if own.stages and own.stages[0].sm_clock_mhz == top else () for own in curves]
+    own_s = {(own.key.pp_rank, own.key.kind): own.time_s for own in classes}
+    num_ranks, has_chunks = 1 + max(own.key.pp_rank for own in classes), any(own.key.chunk_index for own in classes)
+    num_stages = max(len(own.stages[0].deviations) if own.stages else _MAX_STAGES for own in curves)
+
+    def is_alike(rank: int, k: int) -> bool:
+        return all(
+            k < len(deviations)
+            and abs(math.log(own_s.get((rank, own.kind), math.inf) / own.time_s) - deviations[k][0]) <= _MAX_LOG_RATIO
+            for own, deviations in zip(curves, at_top, strict=True)
+        )
+
+    left: list[int] = [] if has_chunks else list(range(num_ranks))
+    ranks: list[int] = []
+    for k in range(max(num_stages, *(1 + own.key.chunk_index for own in classes))):
+        ranks.append(next((rank for rank in left if is_alike(rank, k)), num_ranks + k))
+        left = [rank for rank in left if rank != ranks[-1]]
+    return replace(past, ranks=tuple(ranks), are_stages_known=not (has_chunks or left))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +206,7 @@ def _past_evidence(
     past: PastCurves, classes: Sequence[ClassAtFullSpeed], model: CurveModel, *, is_time: bool
 ) -> tuple[Points, Evidence]:
     """Return what a past job says about log times, or powers, relative to full speed."""
+    classes = _in_place_of(past, classes) if past.ranks else classes
     rows = [row for curve in past.learned.curves for row in _rows_of(curve, classes, is_time=is_time)]
     entries = sorted({(k, row.clock_mhz) for row in rows for k in row.shares})
     weights = np.zeros((len(rows), len(entries)))
@@ -177,6 +223,17 @@ def _past_evidence(
     between = past.grade**2 * (weights @ (of_job + of_stage + others) @ weights.T)
     noise = errors + between + _SINGLE_CLOCK_SIGMA**2 * past.grade * np.eye(len(rows))
     return observed, Evidence(weights, np.array([row.value for row in rows]), noise)
+
+
+def _in_place_of(past: PastCurves, classes: Sequence[ClassAtFullSpeed]) -> list[ClassAtFullSpeed]:
+    """Return the stages of other layers as classes of the ranks that they are taken for."""
+    found = []
+    for curve in past.learned.curves:
+        own = [of_class for of_class in classes if of_class.key.kind is curve.kind]
+        for k, rank in enumerate(past.ranks):
+            like = next((each for each in own if each.key.pp_rank == rank), own[k % len(own)])
+            found.append(replace(like, key=replace(like.key, pp_rank=rank), time_s=curve.time_s))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,43 +286,29 @@ CLOCK_RATIOS = (1.0, 0.9, 0.8, 0.7, 0.6)
 def prior_view(gpu_model_name: str, past_jobs: Sequence[PastJob]) -> PriorView:
     """Return the prior of a job on a GPU model that is like the newest of the past jobs on it."""
     own = [job for job in past_jobs if job.learned.gpu_model_name == gpu_model_name]
-    classes = _classes_like(own[0]) if own else _assumed_classes()
+    classes = _assumed_classes(own[0] if own else None)
     gpu_uuids = own[0].gpu_uuids if own else ()
-    past = same_work(own, classes, gpu_model_name, own[0].learned.power_w, gpu_uuids) if own else ()
+    past = of_same_model(own, classes, gpu_model_name, own[0].learned.power_w, gpu_uuids) if own else ()
     prior = prior_for(gpu_model_name)
     wanted = points_of(classes, [(k, clock) for k, of_class in enumerate(classes) for clock in of_class.clocks_mhz])
     nothing = points_of(classes, []), Evidence(np.zeros((0, 0)), np.zeros(0), np.zeros((0, 0)))
     alone = (OwnEvidence(CurveModel(*of_kind), *nothing) for of_kind in ((prior.time, TIME), (prior.power, POWER)))
     used, time, power = posteriors(wanted, past, classes, *alone)
-    curves = []
-    for k, of_class in enumerate(classes):
-        first = k * len(CLOCK_RATIOS)
-        points = [_point(time, power, first + j, ratio) for j, ratio in enumerate(CLOCK_RATIOS)]
-        curves.append(PriorCurve(of_class.key.kind, tuple(points)))
+    beliefs = zip(np.exp(time.mean), time.sigma, np.exp(power.mean), power.sigma, strict=True)
+    points = [
+        PriorPoint(ratio, *map(float, belief))
+        for ratio, belief in zip(CLOCK_RATIOS * len(classes), beliefs, strict=True)
+    ]
+    num = len(CLOCK_RATIOS)
+    curves = [PriorCurve(own.key.kind, tuple(points[k * num : (k + 1) * num])) for k, own in enumerate(classes)]
     return PriorView(gpu_model_name, prior.basis, 0 if used is None else 1, tuple(curves))
 
 
-def _classes_like(job: PastJob) -> list[ClassAtFullSpeed]:
-    top = job.learned.max_sm_clock_mhz
-    clocks = tuple(round(ratio * top) for ratio in CLOCK_RATIOS)
-    return [
-        ClassAtFullSpeed(InstructionClass(0, curve.kind), clocks, curve.time_s, curve.full_speed_mhz)
-        for curve in sorted(job.learned.curves, key=lambda own: own.kind)
-    ]
-
-
-def _assumed_classes() -> list[ClassAtFullSpeed]:
+def _assumed_classes(like: PastJob | None) -> list[ClassAtFullSpeed]:
     # Any maximum clock will do where no past job names it: the prior only knows clocks relative to it.
-    clocks = tuple(round(1000 * ratio) for ratio in CLOCK_RATIOS)
-    kinds = (InstructionKind.B, InstructionKind.F)
-    return [ClassAtFullSpeed(InstructionClass(0, kind), clocks, 1.0, float(clocks[0])) for kind in kinds]
-
-
-def _point(time: Posterior, power: Posterior, k: int, clock_ratio: float) -> PriorPoint:
-    return PriorPoint(
-        clock_ratio,
-        math.exp(float(time.mean[k])),
-        float(time.sigma[k]),
-        math.exp(float(power.mean[k])),
-        float(power.sigma[k]),
-    )
+    top = 1000 if like is None else like.learned.max_sm_clock_mhz
+    of_kind = {InstructionKind.B: (1.0, float(top)), InstructionKind.F: (1.0, float(top))}
+    if like is not None:
+        of_kind = {curve.kind: (curve.time_s, curve.full_speed_mhz) for curve in like.learned.curves}
+    clocks = tuple(round(ratio * top) for ratio in CLOCK_RATIOS)
+    return [ClassAtFullSpeed(InstructionClass(0, kind), clocks, *own) for kind, own in sorted(of_kind.items())]

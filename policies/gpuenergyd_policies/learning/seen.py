@@ -62,11 +62,6 @@ class CallSeen:
     """The clock before if another one took effect only after the instruction."""
     count: float
 
-    @property
-    def changes_clock(self) -> bool:
-        """Whether part of the instruction ran at another clock."""
-        return self.after_mhz != self.before_mhz
-
 
 @dataclass(frozen=True, slots=True)
 class TimeSeen:
@@ -102,7 +97,7 @@ class CallKind(Enum):
 def _kind_of(calls: Sequence[CallSeen]) -> CallKind:
     if not calls:
         return CallKind.NONE
-    balance = sum(math.copysign(call.count, call.after_mhz - call.before_mhz) for call in calls if call.changes_clock)
+    balance = sum(call.count * np.sign(call.after_mhz - call.before_mhz) for call in calls)
     if balance == 0:
         return CallKind.SAME_CLOCK
     return CallKind.RAISE if balance > 0 else CallKind.REDUCTION

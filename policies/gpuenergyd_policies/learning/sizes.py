@@ -79,10 +79,6 @@ class Sized:
         """Return the Cholesky root of the covariance of the evidence."""
         return self._root([own.of_evidence() for own in self.singles], self.factors)
 
-    def white(self) -> FloatArray:
-        """Return the misfit as independent values, of unit variance if the sizes are right."""
-        return solved(self.root(), self.misfit)
-
     def score(self) -> float:
         """Return the log probability of the evidence, up to a constant."""
         return self._score(self.root())
@@ -115,7 +111,8 @@ class Sized:
 
     def with_better_variances(self) -> "Sized":
         """Return the evidence with more probable variances of single clocks."""
-        root, white = self.root(), self.white()
+        root = self.root()
+        white = solved(root, self.misfit)
         better = [
             own.with_better_variances(root, white, scale)
             for own, scale in zip(self.singles, self._factored_scales, strict=True)

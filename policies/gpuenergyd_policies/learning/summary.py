@@ -11,6 +11,7 @@ from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.learned_curves import (
     MAX_POINTS,
     MAX_STAGE_CLOCKS,
+    MAX_STAGE_DEVIATION,
     MAX_STAGE_DEVIATIONS,
     CurvePoint,
     KindCurve,
@@ -95,15 +96,22 @@ def _curve(fitted: FittedCurves, kind: InstructionKind, clocks: Sequence[int]) -
 
 
 def _stages(fitted: FittedCurves, kind: InstructionKind, clocks: Sequence[int]) -> tuple[StagesAtClock, ...]:
-    """Return how much slower or faster each stage is at a few tried clocks, including the highest and the lowest."""
+    """Return how much slower or faster each stage is at a few tried clocks, including the highest and the lowest.
+
+    The first entry is that of full speed, by which stages are recognized, unless they are too many or differ too much.
+    """
     classes = [own for own in fitted.classes if own.key.kind is kind]
     if not 1 < len(classes) <= MAX_STAGE_DEVIATIONS:
         return ()
     common = [clock for clock in clocks if all(clock in own.clocks_mhz for own in classes)]
-    num = min(len(common), MAX_STAGE_CLOCKS, MAX_STAGE_DEVIATIONS // len(classes))
+    logs = [math.log(own.time_s / fmean(each.time_s for each in classes)) for own in classes]
+    at_top = StagesAtClock(classes[0].clocks_mhz[0], tuple((round(log, _DIGITS), _LEAST_TIME_SIGMA) for log in logs))
+    has_room = 2 * len(classes) <= MAX_STAGE_DEVIATIONS
+    first = (at_top,) if has_room and max(map(abs, logs)) <= MAX_STAGE_DEVIATION else ()
+    num = min(len(common), MAX_STAGE_CLOCKS - len(first), MAX_STAGE_DEVIATIONS // len(classes) - len(first))
     positions = np.linspace(0, len(common) - 1, num).round().astype(int)
     index = fitted.index_of()
-    return tuple(
+    return first + tuple(
         StagesAtClock(clock, _stage_deviations(fitted.time, [index[own.key, clock] for own in classes]))
         for clock in (common[k] for k in positions)
     )

@@ -61,6 +61,8 @@ def test_curves_of_a_job_are_possible() -> None:
         (with_stages((0, 0.0, 0.01)), "stages at 0 MHz"),
         (with_stages((900, math.nan, 0.01)), "deviation nan"),
         (with_stages((900, 0.0, -1.0)), "error -1"),
+        (with_curve(stages=(StagesAtClock(900, ()),)), "at least one deviation"),
+        (with_curve(stages=(StagesAtClock(900, ((0.0, 0.01),) * 129),)), "129 deviations"),
         (with_point(sm_clock_mhz=100), "100 MHz"),
         (with_point(time_ratio=0.5), "time_ratio 0.5"),
         (with_point(time_ratio=3.0), "time_ratio 3"),

@@ -9,25 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
-from gpuenergyd.core.pipeline.learned_curves import MAX_STAGE_DEVIATIONS, CurvePoint, StagesAtClock, problem_of_curves
+from gpuenergyd.core.pipeline.learned_curves import CurvePoint, StagesAtClock, problem_of_curves
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd_policies.learning.job_curves import FittedCurves, fit_curves
-from gpuenergyd_policies.learning.past_jobs import PastCurves, prior_view, same_work
+from gpuenergyd_policies.learning.past_jobs import PastCurves, of_same_model, prior_view
 from gpuenergyd_policies.learning.risk import caution_within_risk, late_ratios
 from gpuenergyd_policies.learning.seen import TimeSeen
 from gpuenergyd_policies.learning.shape import GENERIC
 from gpuenergyd_policies.learning.summary import summary_of
 from gpuenergyd_policies.planning.plan_evaluation import baseline
-from tests.policies.learning.test_job_curves import (
-    CLOCKS,
-    FULL_SPEED_S,
-    KEYS,
-    WAITING,
-    classes,
-    energies,
-    time_s,
-)
+from tests.policies.learning.test_job_curves import CLOCKS, FULL_SPEED_S, KEYS, WAITING, classes, energies, time_s
 from tests.support.examples import examples
 from tests.support.past_jobs import LIES, TRIED_MHZ, changed, half_the_slope, no_slower, past_job
 
@@ -43,7 +35,7 @@ def here(job: PastJob, gpu_uuid: str = "GPU-2") -> PastJob:
 
 
 def used(*jobs: PastJob) -> list[PastCurves]:
-    return same_work(jobs, classes(), "A100", 300.0, [gpu.gpu_uuid for gpu in GPUS])
+    return of_same_model(jobs, classes(), "A100", 300.0, [gpu.gpu_uuid for gpu in GPUS])
 
 
 def fitted(share: float, *jobs: PastJob, clocks: tuple[int, ...] = ()) -> FittedCurves:
@@ -95,8 +87,7 @@ def test_the_same_work_measured_elsewhere_makes_times_only_a_little_surer() -> N
         past_job(gpu_model_name="V100"),
         past_job(power_w=280.0),
         past_job(times_s=(0.05, 0.105)),
-        past_job(times_s=(0.06, 0.12)),
-        past_job(num_stages=6, times_s=(0.04, 0.08)),
+        past_job(num_stages=6, times_s=(0.04, 0.085)),
         replace(past_job(), learned=replace(past_job().learned, max_sm_clock_mhz=1380)),
     ],
 )
@@ -104,27 +95,41 @@ def test_other_work_is_not_used(other: PastJob) -> None:
     assert used(here(other)) == []
 
 
-@pytest.mark.parametrize(("num_stages", "times_s"), [(3, (0.05, 0.1)), (6, (0.05, 0.1)), (6, (0.025, 0.05))])
-def test_work_is_the_same_if_each_stage_or_all_stages_together_take_as_long(
-    num_stages: int, times_s: tuple[float, float]
+@pytest.mark.parametrize(
+    ("num_stages", "forward_s", "faster_sigmas"), [(3, 0.05, 2.0), (6, 0.025, 2.0), (3, 0.06, 0.5), (6, 0.05, 0.5)]
+)
+def test_other_layers_take_other_times_by_one_factor_and_may_shorten_times_by_less(
+    num_stages: int, forward_s: float, faster_sigmas: float
 ) -> None:
-    assert len(used(here(past_job(num_stages=num_stages, times_s=times_s)))) == 1
+    (found,) = used(here(past_job(num_stages=num_stages, times_s=(forward_s, 2 * forward_s))))
+
+    assert found.max_faster_sigmas == faster_sigmas
 
 
-def test_what_was_measured_on_the_jobs_gpus_comes_first_and_then_the_newest() -> None:
+@pytest.mark.parametrize(("before_mhz", "num_used"), [(1410.0, 1), (1305.0, 1), (1215.0, 0)])
+def test_other_layers_run_at_the_same_clocks_where_power_limits_both(before_mhz: float, num_used: int) -> None:
+    other = past_job(times_s=(0.06, 0.12))
+    curves = tuple(replace(curve, full_speed_mhz=before_mhz) for curve in other.learned.curves)
+    other = here(replace(other, learned=replace(other.learned, curves=curves)))
+
+    assert len(of_same_model([other], classes(1290.0), "A100", 300.0, ["GPU-2"])) == num_used
+
+
+def test_what_was_measured_on_the_jobs_gpus_comes_first_then_the_same_work_then_the_newest_or_most_alike() -> None:
     newest, imported = past_job("newest"), replace(here(past_job("imported", share=0.7)), is_imported=True)
     own, older = here(past_job("own", share=0.81), "GPU-0"), here(past_job("older"), "GPU-1")
+    unlike, alike = (here(past_job(times_s=(0.06, backward_s))) for backward_s in (0.122, 0.121))
 
-    found = used(newest, imported, own, older)
+    found = used(newest, imported, unlike, alike, own, older)
 
-    assert [job.learned for job in found] == [job.learned for job in (own, older, newest, imported)]
-    assert [job.is_measured_here for job in found] == [True, True, False, False]
+    assert [job.learned for job in found] == [job.learned for job in (own, older, alike, unlike, newest, imported)]
+    assert [job.is_measured_here for job in found] == [True] * 4 + [False] * 2
 
 
 def test_the_job_itself_before_it_changed_comes_first() -> None:
     before = past_job(share=0.7).learned
 
-    found = same_work([here(past_job())], classes(), "A100", 300.0, ["GPU-2"], curves_before=before)
+    found = of_same_model([here(past_job())], classes(), "A100", 300.0, ["GPU-2"], curves_before=before)
 
     assert [own.learned for own in found] == [before, past_job().learned]
     assert found[0].is_measured_here
@@ -194,26 +199,16 @@ def with_stages(job: PastJob, slope_of: dict[int, float], clocks: tuple[int, ...
     return replace(job, learned=replace(job.learned, curves=curves))
 
 
-def test_stages_of_a_past_job_show_those_of_a_job_with_as_many() -> None:
-    job = with_stages(here(past_job()), {0: 0.03, 1: 0.0, 2: -0.03})
+@pytest.mark.parametrize("slope", [0.03, 0.1])
+def test_stages_of_a_past_job_show_those_of_a_job_with_as_many(slope: float) -> None:
+    job = with_stages(here(past_job()), {0: slope, 1: 0.0, 2: -slope})
 
     known, plain = fitted(0.8, job), fitted(0.8, here(past_job()))
 
-    index = known.index_of()
-    entries = [index[InstructionClass(rank, F), 960] for rank in range(3)]
-    assert list(np.diff(known.time.mean[entries]) < -0.005) == [True, True]
-    assert list(np.abs(np.diff(plain.time.mean[entries])) < 0.001) == [True, True]
-    assert known.time.sigma[entries[0]] < plain.time.sigma[entries[0]]
-
-
-def test_stages_that_differ_by_percents_are_believed_unless_the_job_contradicts_them() -> None:
-    job = with_stages(here(past_job()), {0: 0.1, 1: 0.0, 2: -0.1})
-
-    known = fitted(0.8, job)
-
-    index = known.index_of()
-    entries = [index[InstructionClass(rank, F), 960] for rank in range(3)]
-    assert list(np.diff(known.time.mean[entries]) < -0.02) == [True, True]
+    assert list(np.diff(stage_means(known)) < -slope / 5) == [True, True]
+    assert list(np.abs(np.diff(stage_means(plain))) < 0.001) == [True, True]
+    k = known.index_of()[InstructionClass(0, F), 960]
+    assert known.time.sigma[k] < plain.time.sigma[k]
 
 
 def stage_means(found: FittedCurves, clock: int = 960) -> list[float]:
@@ -244,19 +239,28 @@ def test_a_stage_of_twice_the_layers_is_the_mean_of_two_before() -> None:
     assert stage_means(fitted(0.8, halves)) == pytest.approx(stage_means(fitted(0.8, wholes)), abs=0.003)
 
 
-def test_stages_of_a_past_job_of_twice_the_work_show_nothing_of_half_as_many() -> None:
+def test_stages_of_other_layers_that_took_as_long_as_a_jobs_are_taken_for_them_in_order() -> None:
+    job = with_stages(recut(6, work_ratio=2.0), {0: 0.2, 1: 0.06, 2: 0.0, 3: 0.0, 4: -0.06, 5: -0.2})
+    log_times = (0.1, 0.01, -0.2, 0.0, -0.01, 0.1)
+    at_top = StagesAtClock(1410, tuple((log, 0.002) for log in log_times))
+    curves = tuple(replace(curve, stages=(at_top, *curve.stages)) for curve in job.learned.curves)
+    job = replace(job, learned=replace(job.learned, curves=curves))
+
+    (found,) = used(job)
+
+    assert (found.ranks, found.max_faster_sigmas) == ((3, 0, 5, 1, 2, 8), 2.0)
+    assert list(np.diff(stage_means(fitted(0.8, job))) < -0.01) == [True, True]
+
+
+def test_stages_of_other_layers_show_by_how_much_stages_differ_but_not_which() -> None:
     job = recut(6, work_ratio=2.0)
 
-    known, plain = fitted(0.8, with_stages(job, {k: 0.03 - 0.012 * k for k in range(6)})), fitted(0.8, job)
+    uneven, even = (fitted(0.8, with_stages(job, {k: s * (k - 2.5) for k in range(6)})) for s in (0.03, 0.0))
 
-    assert np.allclose(known.time.mean, plain.time.mean)
-
-
-@pytest.mark.parametrize("num_stages", [0, MAX_STAGE_DEVIATIONS // 2 + 1])
-def test_impossible_numbers_of_stages_are_refused(num_stages: int) -> None:
-    job = with_stages(past_job(), dict.fromkeys(range(num_stages), 0.0))
-
-    assert "are valid" in (problem_of_curves(job.learned) or "")
+    k = even.index_of()[InstructionClass(1, F), 960]
+    assert 1.5 * even.time.sigma[k] < uneven.time.sigma[k] < 0.5 * fitted(0.8).time.sigma[k]
+    assert np.allclose(np.diff(stage_means(uneven)), 0.0, atol=1e-6)
+    assert error_at(uneven, 0.8, 915) < 0.012
 
 
 def test_stages_of_a_past_job_that_the_job_contradicts_are_not_used() -> None:
@@ -277,7 +281,7 @@ def test_a_job_leaves_the_clocks_that_it_tried_with_honest_errors() -> None:
     assert (learned.gpu_model_name, learned.num_stages) == ("A100", 3)
     for curve in learned.curves:
         assert [point.sm_clock_mhz for point in curve.points] == [1410, *clocks]
-        assert [own.sm_clock_mhz for own in curve.stages] == list(clocks)
+        assert [own.sm_clock_mhz for own in curve.stages] == [1410, *clocks]
         for own in curve.stages:
             assert abs(sum(deviation for deviation, _ in own.deviations)) < 1e-4
             assert all(abs(deviation) < 3 * sigma + 0.002 for deviation, sigma in own.deviations)
