@@ -47,7 +47,7 @@ class Informed:
 
     profile: PipelineProfile
     target: PerformanceTarget | None = None
-    calls: CallCost = field(default_factory=CallCost)
+    calls: CallCost = field(default_factory=CallCost.none)
     max_segments: tuple[int, ...] | None = None
 
     def next_plan(self, view: JobView) -> ClockPlan:

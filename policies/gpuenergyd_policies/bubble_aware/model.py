@@ -45,7 +45,7 @@ class PipelineModel:
         observed = observed_pipeline(view, profile)
         waiting_j = profile.blocking_power_w * observed.graph.num_ranks * observed.bias_s
         baseline_j = baseline(observed.graph, profile).energy_j + waiting_j
-        calls = calls or CallCost()
+        calls = calls or CallCost.none()
         latencies = tuple(
             replace(latency.delayed(calls.delay_s), stall_s=calls.stall_s) for latency in view.switch_latencies
         )

@@ -24,13 +24,15 @@ _MIN_STALL_RATIO = 0.0005
 
 @dataclass(frozen=True, slots=True)
 class CallCost:
-    """Time for which a call stops the GPU's work, and time from the report of a clock until its effect.
+    """Time for which a call stops the GPU's work, and time from the report of a clock until its effect."""
 
-    Calls cost nothing, and reports are exact, until the job shows otherwise.
-    """
+    stall_s: float
+    delay_s: float
 
-    stall_s: float = 0.0
-    delay_s: float = 0.0
+    @classmethod
+    def none(cls) -> "CallCost":
+        """Return what calls cost until the job shows that they cost more."""
+        return cls(0.0, 0.0)
 
 
 def call_cost(classes: Sequence[ClassAtFullSpeed], times: Sequence[TimeSeen], of_time: CurveModel) -> CallCost:
@@ -38,7 +40,7 @@ def call_cost(classes: Sequence[ClassAtFullSpeed], times: Sequence[TimeSeen], of
     model = CurveModel(of_time.prior, TIME)
     rows = time_rows(classes, times, has_calls=True)
     if all(calls is CallKind.NONE for _, _, calls in rows.rows):
-        return CallCost()
+        return CallCost.none()
     seen = time_evidence(classes, rows, model, calls_sigma_s=CALLS_SIGMA_S)
     amounts_s, errors_s = model.amounts(seen.observed, seen.evidence, seen.calls, np.array(CALLS_SIGMA_S))
     (stall_s, delay_s), (of_stall_s, of_delay_s) = amounts_s.tolist(), errors_s.tolist()

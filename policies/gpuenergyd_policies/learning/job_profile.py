@@ -116,7 +116,7 @@ def learned_profile(
         times=times,
         energies=energies,
         waiting=waiting,
-        calls_sigma_s=(0.0, 0.0) if calls == CallCost() else CALLS_SIGMA_S,
+        calls_sigma_s=(0.0, 0.0) if calls == CallCost.none() else CALLS_SIGMA_S,
     )
     alone = fit(plain)
     learned = summary_of(alone, times, gpus)

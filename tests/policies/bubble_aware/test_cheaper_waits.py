@@ -30,7 +30,7 @@ def _planned(
 ) -> tuple[PipelineModel, PipelineProfile, Candidate]:
     graph, profile = dependency_graph(make_schedule(name, len(weights), 2 * len(weights))), split_profile(weights)
     durations_s = [profile[i.instruction_class].at_max_clock.time_s for i in graph.instructions]
-    model = PipelineModel(profile, graph, 1.0, 0.0, (latency,) * len(weights), CallCost(), POWER)
+    model = PipelineModel(profile, graph, 1.0, 0.0, (latency,) * len(weights), CallCost.none(), POWER)
     cautious = _with_caution(profile, caution_ratio, waits_end_earlier_s=0.0)
     solved = solve(graph, cautious, deadline_s=timeline(graph, durations_s).iteration_time_s)
     chosen = Candidates(model, cautious, solved, lambda: solved.lower_bound_j, is_forced=False).best()

@@ -68,7 +68,7 @@ def test_stall_and_delay_are_found(stall_ms: float, delay_ms: float) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_alone_is_no_price(seed: int) -> None:
-    known = found(CallCost(), noise_ratio=0.003, seed=seed)
+    known = found(CallCost.none(), noise_ratio=0.003, seed=seed)
 
     assert known.stall_s == 0.0
     assert abs(known.delay_s) < 0.002
@@ -81,4 +81,4 @@ def test_stalls_are_found_where_no_instruction_runs_without_a_call() -> None:
 def test_a_few_calls_show_no_price() -> None:
     few = [sample_with_call(1080, TOP_MHZ, CallCost(0.003, 0.0), 0.0)]
 
-    assert call_cost(CLASSES, times_seen(few), OF_TIME) == CallCost()
+    assert call_cost(CLASSES, times_seen(few), OF_TIME) == CallCost.none()
