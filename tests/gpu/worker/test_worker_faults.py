@@ -96,6 +96,7 @@ def test_gpus_beside_hanging_set_calls_are_served_and_restored_long_before_the_d
             await until(lambda: site.locks()[2] == 900)
             request_clock(link, site.gpus[2], 1005)
             await until(lambda: site.locks()[2] == 1005)
+            await until(lambda: control.num_hits("nvmlDeviceSetGpuLockedClocks") == len(hanging))
             received.samples.clear()
             await until(lambda: {s.gpu_uuid for s in received.samples} == set(site.gpus))
             outcomes = {o.gpu_uuid: o.result for o in await link.restore(site.gpus, "its job is over")}

@@ -13,7 +13,7 @@ from gpuenergyd.carbon.sources.source import SourceOptions, SourceReply, make_so
 from gpuenergyd.carbon.sources.web import SourceError, Web
 from tests.support.waiting import wait_until
 
-REPLIES = Path(__file__).parents[3] / "shared/cases/carbon/replies.py"
+REPLIES = Path(__file__).parents[4] / "shared/cases/carbon/replies.py"
 
 pytestmark = pytest.mark.skipif(not REPLIES.exists(), reason="the shared cases are not on this machine")
 
