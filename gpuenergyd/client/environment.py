@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from numbers import Integral
 from pathlib import Path
 
 from gpuenergyd.core.policy_api.target import LARGE_SLOWDOWN_RATIO, MAX_SLOWDOWN_RATIO, slowdown_problem
@@ -23,6 +24,7 @@ MAX_SLOWDOWN_VARIABLE = "GPUENERGYD_JOB_MAX_SLOWDOWN_RATIO"
 ITERATIONS_VARIABLE = "GPUENERGYD_JOB_ITERATIONS"
 HOURS_VARIABLE = "GPUENERGYD_JOB_HOURS"
 DEADLINE_VARIABLE = "GPUENERGYD_JOB_DEADLINE"
+_MAX_TOKENS = 2**53
 REORDER_VARIABLE = "GPUENERGYD_JOB_ALLOW_REORDER"
 SYSTEM_SOCKET_PATH = "/run/gpuenergyd/gpuenergyd.sock"
 _RUN_VARIABLES = (
@@ -96,6 +98,15 @@ def _max_slowdown(environ: Mapping[str, str]) -> float | None:
             100 * ratio,
         )
     return ratio
+
+
+def find_num_tokens(num_tokens: object) -> int | None:
+    """Return a program's number of tokens; None if it is none that the daemon takes.
+
+    No tensor is converted, since that would wait for the device.
+    """
+    number = int(num_tokens) if isinstance(num_tokens, Integral) else 0
+    return number if 0 < number < _MAX_TOKENS else None
 
 
 def find_allow_reorder(allow_reorder: bool | None = None, environ: Mapping[str, str] | None = None) -> bool:  # noqa: FBT001  None, True or False as the program has it

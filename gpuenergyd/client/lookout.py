@@ -13,6 +13,8 @@ from gpuenergyd.client.environment import find_socket_path
 
 _LOOK_EVERY_NS = 2_000_000_000
 _ASKED_EVERY_NS = 100_000_000
+_MOST_LEFT_OUT = 15
+"""Few, since the next iterations may take longer than those before."""
 _TRY_AGAIN_AFTER_NS = 30_000_000_000
 
 logger = logging.getLogger("gpuenergyd.client")
@@ -37,7 +39,8 @@ class DaemonLookout:
         now_ns = monotonic_ns()
         if now_ns < self._next_look_ns:
             is_often = now_ns - self._asked_ns < _ASKED_EVERY_NS
-            self.num_to_leave_out = 2 * self.num_to_leave_out + 1 if is_often else self.num_to_leave_out // 2
+            more = 2 * self.num_to_leave_out + 1 if is_often else self.num_to_leave_out // 2
+            self.num_to_leave_out = min(more, _MOST_LEFT_OUT)
             self._asked_ns = now_ns
             return False
         self._asked_ns, self.num_to_leave_out = now_ns, 0

@@ -52,6 +52,7 @@ which raises the clock of a program that it believes to pause, has waited long e
 (`daemon/jobs/sessions.py`)."""
 T = TypeVar("T")
 _FEWEST_TOGETHER = 3
+"""Least number of iterations that are recorded as one."""
 _Ended: TypeAlias = tuple[
     RecordedIteration, int, int, str, bool | None, int, int, tuple[TrueClock, ...], int | None, int
 ]
@@ -112,6 +113,17 @@ class RankClient:
 
     num_tokens: int | None
     """Tokens that the job processes in the current iteration, and in the next ones until changed; None if unknown."""
+    _num_together: int
+    """Iterations that are being recorded as one; 0 while each is recorded by itself."""
+    num_left: int
+    """Those of them that have not begun: as long as there are two, an adapter may count one down instead of calling
+    `begin_iteration` and `end_iteration`."""
+    _plain_until: int
+    """Index before which no iteration is timed, and no cost of the client's calls is measured."""
+    _is_raised: bool
+    """Whether a pause has requested full speed since the last iteration."""
+    _has_waits: bool
+    """Whether waits for data have times."""
 
     def __init__(
         self,
@@ -176,7 +188,6 @@ class RankClient:
         self._order: tuple[OrderRow, ...] = ()
         self._is_inert = rank.gpu_uuid is None
         self._is_in_iteration = self._is_in_capture = self._is_raised = self._has_waits = False
-        """Whether a pause has requested full speed since the last iteration; whether waits for data have times."""
         self._iteration_index, self._plan_epoch, self._in_force_until_ns = -1, 0, 0
         self._ended: _Ended | None = None
         """The newest iteration, until the next one begins."""
@@ -188,10 +199,7 @@ class RankClient:
         """The instructions begun in an iteration of which only their order counts; None in any other."""
         self._is_cost_sampled, self._cost_ns = False, 0
         self.num_tokens = self._usual_num_tokens = rank.tokens_per_iteration
-        self.num_left = self._num_together = self._plain_until = 0
-        """Iterations of the present group that have not begun: as long as there are two, an adapter may count one
-        down instead of calling `begin_iteration` and `end_iteration`. Those of the group, recorded as one; 0 outside.
-        The index before which no iteration is timed or measured."""
+        self._num_together = self.num_left = self._plain_until = 0
         self.memory_bytes: tuple[int, ...] = ()
         """Memory to report with the next iterations, measured by the adapter; see `IterationReport`."""
         self.reorder_refusal = rank.reorder_refusal

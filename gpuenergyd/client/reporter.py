@@ -20,11 +20,11 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from gpuenergyd.client.connection import CONNECT_LIMIT_S, HttpConnection, close_descriptor, refusal_reason
 from gpuenergyd.client.daemon_answers import CircuitBreaker, DaemonSilence
-from gpuenergyd.client.environment import find_socket_path
+from gpuenergyd.client.environment import find_num_tokens, find_socket_path
 from gpuenergyd.client.plans import PlanQueue, prepare
 from gpuenergyd.client.run_mark import delete_mark
 from gpuenergyd.client.timing.recorder import InstructionTimer, IterationTimes
@@ -125,7 +125,7 @@ class Reporter:
         self._reported: set[str] = set()
         self._is_reachable = False
         self._joined_job_id: str | None = None
-        self._is_stopping = False
+        self._is_stopping = self._has_wrong_tokens = False
         self._stopping = threading.Event()
         self._period_s = 0.0
         """Pause before the next report; 0 where iterations are so long that each is reported by itself."""
@@ -310,7 +310,7 @@ class Reporter:
                 client_cost_s=iteration.client_cost_s,
                 is_in_order=iteration.is_in_order,
                 true_clocks=iteration.true_clocks,
-                num_tokens=iteration.num_tokens,
+                num_tokens=self._known_tokens(iteration.num_tokens),
                 num_together=iteration.num_together,
             )
         )
@@ -329,6 +329,16 @@ class Reporter:
         if decoded.energy_per_gpu_j is not None:
             self.energy_per_gpu_j, self.power_per_gpu_w = decoded.energy_per_gpu_j, decoded.power_per_gpu_w
         self.figures = decoded.figures or self.figures
+
+    def _known_tokens(self, given: Any) -> int | None:
+        known = find_num_tokens(given)
+        if known is None and given is not None and not self._has_wrong_tokens:
+            self._has_wrong_tokens = True
+            shown = given if isinstance(given, int | float | str) else f"of type {type(given).__name__}"
+            logger.warning(
+                "gpuenergyd: number of tokens %s is ignored: must be a whole number from 1, e.g. 8192", shown
+            )
+        return known
 
     def _register(self) -> None:
         socket_path = find_socket_path(self._socket_path_wanted)

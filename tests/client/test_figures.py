@@ -1,6 +1,10 @@
 """The figures of a job for the program's own log: measured ones only, without a request of their own."""
 
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
 
 import gpuenergyd
 from gpuenergyd.client.figures import STATES, metrics_of, numbers_of
@@ -51,13 +55,25 @@ def test_a_loop_reads_what_the_daemon_last_sent_even_after_its_end(tmp_path: Pat
     assert daemon.num_messages == num_messages
 
 
-def test_each_report_has_the_tokens_of_its_own_iteration(tmp_path: Path) -> None:
+class Tensor:
+    """A number on a device, whose conversion would wait for it."""
+
+    def __int__(self) -> int:
+        raise AssertionError
+
+    __index__ = __bool__ = __str__ = __repr__ = __int__  # type: ignore[assignment]
+
+
+def test_each_report_has_the_tokens_of_its_own_iteration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given: tuple[Any, ...] = (100, None, 300, np.int64(7), 0, -1, 2.5, 2**53, Tensor())
     with FakeDaemon(tmp_path) as daemon:
         with gpuenergyd.job("loop", gpu_uuid="GPU-1", socket_path=daemon.socket_path, phases=False) as job:
-            for num_tokens in (100, None, 300):
+            for num_tokens in given:
                 with job.iteration(num_tokens=num_tokens):
                     pass
         daemon.releases.get(timeout=WAIT_LIMIT_S)
-        reports = [daemon.reports.get(timeout=WAIT_LIMIT_S) for _ in range(3)]
+        reports = [daemon.reports.get(timeout=WAIT_LIMIT_S) for _ in given]
 
-    assert [report.get("num_tokens") for report in reports] == [100, None, 300]
+    assert [report.get("num_tokens") for report in reports] == [100, None, 300, 7, None, None, None, None, None]
+    (warning,) = (record.message for record in caplog.records if "tokens" in record.message)
+    assert warning == "gpuenergyd: number of tokens 0 is ignored: must be a whole number from 1, e.g. 8192"

@@ -74,7 +74,8 @@ class PhaseMarks:
         self._learned: deque[IterationTimes] = deque(maxlen=_MAX_LEARNED)
         self.is_in_iteration = False
         """Whether an iteration has begun and not ended."""
-        self._is_paused = self._is_left_out = False
+        self._is_paused = False
+        self._is_left_out = False
         """Whether the present iteration is recorded together with others, so that nothing of it is marked."""
         self._kind = ""
         self._slot = NOT_RECORDED
