@@ -101,6 +101,17 @@ def test_a_counter_that_fails_or_was_reset_leaves_the_sum_unknown(
     assert measured.power_w is None
 
 
+def test_a_gpu_whose_counter_fails_at_the_beginning_leaves_the_sum_unknown(
+    counters_mj: dict[str, int | None], tmp_path: Path
+) -> None:
+    counters_mj["GPU-1"] = None
+    with gpuenergyd.measure(socket_path=str(tmp_path / "none")) as measured:
+        counters_mj |= {"GPU-0": 2000, "GPU-1": 9000}
+
+    assert measured.energy_by_gpu_j == {"GPU-0": 1.0}
+    assert measured.energy_j is None
+
+
 def test_without_daemon_and_driver_only_the_time_is_known(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
