@@ -89,10 +89,11 @@ def test_without_a_daemon_pynvml_reads_and_windows_overlap(counters_mj: dict[str
     assert (second.energy_j, second.energy_by_gpu_j) == (1.5, {"GPU-1": 1.5})
 
 
-@pytest.mark.parametrize("at_end_mj", [None, 10])
+@pytest.mark.parametrize(("at_begin_mj", "at_end_mj"), [(5000, None), (5000, 10), (None, 9000)])
 def test_a_counter_that_fails_or_was_reset_leaves_the_sum_unknown(
-    counters_mj: dict[str, int | None], tmp_path: Path, at_end_mj: int | None
+    counters_mj: dict[str, int | None], tmp_path: Path, at_begin_mj: int | None, at_end_mj: int | None
 ) -> None:
+    counters_mj["GPU-1"] = at_begin_mj
     with gpuenergyd.measure(socket_path=str(tmp_path / "none")) as measured:
         counters_mj |= {"GPU-0": 2000, "GPU-1": at_end_mj}
 

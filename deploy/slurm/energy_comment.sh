@@ -12,7 +12,7 @@ prefix=${GPUENERGYD_PREFIX:-/opt/gpuenergyd}
 first=$(scontrol show hostnames "${SLURM_JOB_NODELIST:-}" 2>/dev/null | head -n 1)
 [ "$first" = "${SLURMD_NODENAME:-$(hostname -s)}" ] || exit 0
 
-since=$(date -u -d "@${SLURM_JOB_START_TIME:-0}" +%Y-%m-%dT%H:%M)
+since=$(date -u -d "@${SLURM_JOB_START_TIME:-0}" +%Y-%m-%dT%H:%MZ)
 # The daemon writes what it has read of the job within a second of its end.
 sleep "${GPUENERGYD_COMMENT_DELAY_S:-2}"
 comment=$(timeout 20 "$prefix/bin/gpuenergyd" report --since "$since" --group-by tag --tag slurm_job_id --json 2>/dev/null |

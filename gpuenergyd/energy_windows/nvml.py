@@ -16,10 +16,10 @@ def _library() -> Any:
     return pynvml
 
 
-def energy_counters_j(gpu_uuids: Collection[str]) -> dict[str, float]:
-    """Return the counters of GPUs by UUID, all if none is named, without those that fail; raises what pynvml raises."""
+def energy_counters_j(gpu_uuids: Collection[str]) -> dict[str, float | None]:
+    """Return the counters of GPUs by UUID, all if none is named, None if one fails; raises what pynvml raises."""
     pynvml = _library()
-    found = {}
+    found: dict[str, float | None] = {}
     for index in range(pynvml.nvmlDeviceGetCount()):
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         gpu_uuid = str(pynvml.nvmlDeviceGetUUID(handle))
@@ -27,5 +27,5 @@ def energy_counters_j(gpu_uuids: Collection[str]) -> dict[str, float]:
             try:
                 found[gpu_uuid] = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / _MJ_PER_J
             except pynvml.NVMLError:
-                continue
+                found[gpu_uuid] = None
     return found

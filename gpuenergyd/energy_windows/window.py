@@ -34,7 +34,7 @@ class EnergyWindow:
         self._gpu_uuids = tuple(gpu_uuids)
         self._socket_path = find_socket_path(socket_path)
         self._begun_s = 0.0
-        self._begun_j: dict[str, float] = {}
+        self._begun_j: dict[str, float | None] = {}
 
     @property
     def energy_j(self) -> float | None:
@@ -61,14 +61,16 @@ class EnergyWindow:
         _synchronize()
         self.time_s = time.monotonic() - self._begun_s
         ended_j = self._reading(self.source) if self.source is not None else {}
-        pairs = {gpu_uuid: (begun_j, ended_j.get(gpu_uuid, -1.0)) for gpu_uuid, begun_j in self._begun_j.items()}
-        # A counter that has fallen was reset meanwhile.
-        self.energy_by_gpu_j = {uuid: end_j - begin_j for uuid, (begin_j, end_j) in pairs.items() if end_j >= begin_j}
+        for gpu_uuid, begun_j in self._begun_j.items():
+            end_j = ended_j.get(gpu_uuid)
+            if begun_j is not None and end_j is not None and end_j >= begun_j:  # one that has fallen was reset
+                self.energy_by_gpu_j[gpu_uuid] = end_j - begun_j
 
-    def _first_reading(self) -> dict[str, float]:
+    def _first_reading(self) -> dict[str, float | None]:
         """Return the counters from the first source that has them, which is used at the end, too."""
         for source in ("daemon", "nvml"):
-            if found := self._reading(source):
+            found = self._reading(source)
+            if any(counter_j is not None for counter_j in found.values()):
                 self.source = source
                 return found
         self.source = None
@@ -76,7 +78,7 @@ class EnergyWindow:
         logger.warning(what, self.name, self._socket_path)
         return {}
 
-    def _reading(self, source: str) -> dict[str, float]:
+    def _reading(self, source: str) -> dict[str, float | None]:
         try:
             if source == "daemon":
                 return _daemon_counters_j(self._socket_path, self._gpu_uuids)
@@ -99,10 +101,10 @@ def measure(name: str = "", *, gpu_uuids: Sequence[str] = (), socket_path: str |
     return EnergyWindow(name, (own,) if own else gpu_uuids, socket_path)
 
 
-def _daemon_counters_j(socket_path: str, gpu_uuids: Sequence[str]) -> dict[str, float]:
+def _daemon_counters_j(socket_path: str, gpu_uuids: Sequence[str]) -> dict[str, float | None]:
     with closing(DaemonClient(socket_path, limit_s=_READ_LIMIT_S)) as client:
         gpus = client.post("/v1/energy", {"gpu_uuids": gpu_uuids})["gpus"]
-    return {gpu["gpu_uuid"]: float(gpu["total_energy_j"]) for gpu in gpus if gpu["total_energy_j"] is not None}
+    return {gpu["gpu_uuid"]: gpu["total_energy_j"] for gpu in gpus}
 
 
 def _synchronize() -> None:

@@ -30,6 +30,7 @@ def comment_of(folder: Path, *, job_id: str, node: str = "gpu1") -> str:
     environment = {
         **os.environ,
         "PATH": f"{folder}:{os.environ['PATH']}",
+        "TZ": "WEST+8",
         "GPUENERGYD_PREFIX": str(folder / "prefix"),
         "GPUENERGYD_COMMENT_DELAY_S": "0",
         "SLURM_JOB_ID": job_id,

@@ -48,14 +48,17 @@ class JobTotals:
 
 @dataclass(slots=True)
 class FiguresOfJob:
-    """The totals of one job, and its newest figures."""
+    """The totals of one job, perhaps begun under an earlier daemon, and its newest figures."""
 
     job: Job
     totals: JobTotals = field(default_factory=JobTotals)
     _newest: JobFigures | None = None
-    _before: JobTotals = field(default_factory=JobTotals)
+    _before: JobTotals = field(init=False)
     """The totals of the previous figures."""
     _due_mono_ns: int = 0
+
+    def __post_init__(self) -> None:
+        self._before = self.totals
 
     def at(self, now_mono_ns: int) -> JobFigures:
         """Return the newest figures; the same object until others are due."""

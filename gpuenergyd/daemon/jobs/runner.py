@@ -35,7 +35,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.daemon.gpus.inventory import Gpu, utc_at
 from gpuenergyd.daemon.jobs.audit_log import DAEMON, AuditLog
-from gpuenergyd.daemon.jobs.figures import JobTotals
+from gpuenergyd.daemon.jobs.figures import FiguresOfJob, JobTotals
 from gpuenergyd.daemon.jobs.iterations import IterationObserver, IterationRecorder
 from gpuenergyd.daemon.jobs.leases import JobLeases, LeasesSnapshot
 from gpuenergyd.daemon.jobs.past_jobs import JobRuns
@@ -333,7 +333,7 @@ class JobRunner:
         self.created_mono_ns, self.last_report_mono_ns = snapshot.created_mono_ns, snapshot.last_report_mono_ns
         self.delivery.restore(snapshot.delivery)
         self.leases.take_over(snapshot.leases)
-        self.recorder.timeline, self.recorder.figures.totals = snapshot.timeline, snapshot.totals
+        self.recorder.timeline, self.recorder.figures = snapshot.timeline, FiguresOfJob(self.job, snapshot.totals)
         self.power_limits.restore(snapshot.power_limits)
         self.power_profiles.restore(snapshot.power_profiles)
         self.plans.resume(self.job.current_plan)

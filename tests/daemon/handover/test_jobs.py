@@ -35,6 +35,7 @@ async def test_a_handed_over_job_continues_with_its_plan_and_its_numbers(tmp_pat
     assert new.job_id == job_id
     assert new.job.snapshot() == snapshot
     assert new.recorder.figures.totals == JobTotals(4, 1.5, 300.0, 64, 200.0)
+    assert new.recorder.figures.at(1).iteration_energy_j is None  # none since the last figures
     assert new.job.phase is JobPhase.TUNED
     assert new.leases.accept(new.delivery.last_epoch)
     after.tokens, after.next_index = before.tokens, before.next_index
