@@ -11,8 +11,11 @@ from docs.site.house_map import PYTHON_PATH
 from gpuenergyd import history
 from gpuenergyd.cli.main import run
 from gpuenergyd.errors import UsageError
+from gpuenergyd.report.job import job_reports
+from gpuenergyd.report.other_formats.spdx import spdx_text
+from gpuenergyd.store import open_history
 from tests.support.framework_environments import is_built, python_of
-from tests.support.sample_history import write_sample_history
+from tests.support.sample_history import START, write_sample_history
 from tests.support.tools_environment import SPDX, tools_environment
 
 FRAME = """
@@ -87,6 +90,14 @@ def test_spdx_s_own_model_reads_the_training_energy(database: Path, tmp_path: Pa
     package = next(each for each in json.loads(written.read_text())["@graph"] if each["type"] == "ai_AIPackage")
     assert "4 GPUs" in package["ai_informationAboutTraining"]
     assert "simulated" in package["ai_informationAboutTraining"]
+
+
+def test_spdx_counts_the_gpus_of_a_continued_training_once(database: Path) -> None:
+    with open_history(database) as opened:
+        (report,) = job_reports(opened)
+        text = spdx_text([report, report], made_at=START, tool="gpuenergyd")
+
+    assert "Energy of 4 GPUs" in text
 
 
 def test_spdx_needs_a_job_with_energy(database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -202,10 +202,11 @@ class CappedWorker:
         return replace(ceiling, sm_clock_mhz=min(idle_mhz, ceiling.sm_clock_mhz or idle_mhz))
 
     async def _lift_idle(self, gpu_uuids: Sequence[str]) -> None:
-        """Restore GPUs that are lowered for idleness: the next holder may not set clocks."""
+        """Restore GPUs that are or were lowered for idleness: the next holder may not set clocks."""
         for uuid in gpu_uuids:
-            lease = self._leases.get(uuid)
-            if self._idle_clocks.pop(uuid, None) is not None and lease is not None and lease.is_ours:
+            was_idle, lease = self._idle_clocks.pop(uuid, None) is not None, self._leases.get(uuid)
+            is_due = was_idle or self._ceiling(uuid) == _NO_CEILING
+            if is_due and lease is not None and lease.is_ours:
                 with self._noting_failure(uuid):
                     await self._set(uuid)
 

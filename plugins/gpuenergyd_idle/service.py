@@ -137,8 +137,6 @@ class IdleService:
         uuid, at_s = sample.gpu_uuid, sample.read_mono_ns / 1e9
         own = self._followed.get(uuid) or self._begin(gpu, at_s)
         idle = own.idle
-        if idle.acts and idle.is_lowered and not idle.is_raised and uuid not in self._ceilings.idle_clocks:
-            idle.lost_clock("its lower clock was lifted from elsewhere")
         reading = UseReading(
             at_s,
             sample.utilization_ratio,
@@ -148,6 +146,9 @@ class IdleService:
             has_job=gpu.claim is not None,
             is_in_long_pause=self._jobs.is_in_long_pause(gpu),
         )
+        has_lost_clock = idle.acts and idle.is_lowered and not idle.is_raised and uuid not in self._ceilings.idle_clocks
+        if has_lost_clock and not reading.is_of_job:  # a job's lease has lifted it: a wake, which the account pays
+            idle.lost_clock("its lower clock was lifted from elsewhere")
         order = idle.observe(reading, obstacle=self._obstacle(gpu, own, at_s))
         own.totals.observe(at_s, sample.power_w, idle)
         if order is None or not self._acts:

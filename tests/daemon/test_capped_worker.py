@@ -204,6 +204,18 @@ async def test_an_idle_gpu_is_restored_before_a_lease_that_sets_no_clocks() -> N
     assert worker.calls == [("lease", ("GPU-0",)), ("restore", ("GPU-0",)), ("lease", ("GPU-0",))]
 
 
+async def test_a_lease_restores_a_gpu_whose_lift_has_failed() -> None:
+    capped, worker = _capped()
+    capped.set_idle_clock("GPU-0", 600)
+    await capped.settled()
+    worker.restore_refusal = "the driver is busy"
+    capped.set_idle_clock("GPU-0", None)
+    await capped.settled()
+    worker.restore_refusal = None
+    await capped.do(AcquireLease("job-1", ("GPU-0",), JOB, sets_clocks=False))
+    assert worker.calls == [("lease", ("GPU-0",)), ("restore", ("GPU-0",)), ("lease", ("GPU-0",))]
+
+
 @pytest.mark.parametrize("is_refused", [True, False], ids=["refused", "failed"])
 async def test_an_idle_gpu_that_could_not_be_restored_for_a_lease_is_restored_at_the_next_try(
     *, is_refused: bool

@@ -12,6 +12,7 @@ from gpuenergyd import __version__
 from gpuenergyd.cli.output import json_text, people_console
 from gpuenergyd.errors import GpuEnergyError, StoreError, UsageError
 from gpuenergyd.report.group_keys import WITHOUT_JOBS, GroupBy
+from gpuenergyd.report.plugin_groups import GroupTable, plugin_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from gpuenergyd.quantities.tariff import Tariff
     from gpuenergyd.report.groups import EnergyQuery
     from gpuenergyd.report.job import JobReport
-    from gpuenergyd.report.plugin_groups import GroupTable
     from gpuenergyd.store import History
 
 _AGE = re.compile(r"(\d+)(s|min|h|d|w)")
@@ -146,8 +146,6 @@ def _write(text: str, out: Path | None) -> int:
 
 def _write_plugin_group(key: str, request: ReportRequest, begin: datetime | None, end: datetime | None) -> int:
     """Write the figures of a plugin, which have nothing to do with jobs."""
-    from gpuenergyd.report.plugin_groups import plugin_groups  # noqa: PLC0415  start fast
-
     if request.written_as not in {Format.TABLE, Format.JSON, Format.CSV}:
         raise UsageError(_NOT_BY_JOB.format(request.written_as))
     _check_out(request)
@@ -169,10 +167,8 @@ def _write_plugin_group(key: str, request: ReportRequest, begin: datetime | None
             return 0
 
 
-def _plugin_tables(database: str, begin: datetime | None, end: datetime | None) -> "list[GroupTable]":
+def _plugin_tables(database: str, begin: datetime | None, end: datetime | None) -> list[GroupTable]:
     """Return the tables of all plugins that have rows."""
-    from gpuenergyd.report.plugin_groups import plugin_groups  # noqa: PLC0415  start fast
-
     found = []
     for read in plugin_groups().values():
         try:

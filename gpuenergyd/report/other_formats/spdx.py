@@ -65,9 +65,10 @@ def _training_text(reports: Sequence[JobReport]) -> str:
     """Return how the energy is known, and what it leaves out."""
     estimated_kwh = sum(report.energy_use.estimated_j or 0.0 for report in reports) / _J_PER_KWH
     missing_h = sum(report.energy_use.missing_s for report in reports) / 3600
+    gpu_uuids = {uuid for report in reports for uuid in report.summary.gpu_uuids}
     simulated = " The GPUs were simulated." if any(report.summary.is_simulated for report in reports) else ""
     return (
-        f"Energy of {count_text(sum(report.summary.num_ranks for report in reports), 'GPU')} by their energy counters,"
+        f"Energy of {count_text(len(gpu_uuids), 'GPU')} by their energy counters,"
         f" {estimated_kwh:.6f} kWh of it estimated from power. Left out: {missing_h:.2f} GPU hours without readings,"
         f" processors, network and cooling.{simulated}"
     )

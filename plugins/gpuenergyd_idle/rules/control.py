@@ -82,8 +82,7 @@ class IdleGpu:
         if self.is_lowered and not self._bracket.is_raised and not (self.acts and self._is_high(reading)):
             self.lowered_s += passed_s
         self._follow_wake(reading, passed_s)
-        is_of_job = reading.has_job and not reading.is_in_long_pause
-        if use in WORKING or is_of_job or self._has_power_step(reading):
+        if use in WORKING or reading.is_of_job or self._has_power_step(reading):
             return self._wake(reading, before)
         if use is not GpuUse.IDLE_CONTEXT:
             self._idle_since_s = None

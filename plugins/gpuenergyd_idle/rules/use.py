@@ -50,6 +50,10 @@ class UseReading:
     is_in_long_pause: bool = False
     """Whether this job has announced a pause, and the clocks have been as found since then."""
 
+    @property
+    def is_of_job(self) -> bool:
+        return self.has_job and not self.is_in_long_pause
+
 
 def use_of(reading: UseReading) -> GpuUse:
     """Return what a GPU is used for."""

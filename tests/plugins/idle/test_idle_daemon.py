@@ -133,7 +133,8 @@ def test_who_is_about_to_start_a_program_lifts_at_once_and_for_a_while(starter: 
             assert run_script(starter, prefix_of(tmp_path, daemon), tmp_path / "journal.json") == 0
         else:
             command = [sys.executable, "-m", "gpuenergyd.cli.main", *starter.split()]
-            subprocess.run(command, env={**os.environ, "GPUENERGYD_SOCKET": str(daemon.socket_path)}, check=True)
+            own = {"GPUENERGYD_SOCKET": str(daemon.socket_path), "CUDA_VISIBLE_DEVICES": gpu[:12]}  # as CUDA permits
+            subprocess.run(command, env={**os.environ, **own}, check=True)
         wait_until(lambda: host.locked_sm_clock_mhz(gpu) is None)
         wait_until(lambda: _of_first(daemon)["reason"] == "lifted by request")
 

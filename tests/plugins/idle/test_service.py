@@ -177,6 +177,18 @@ def test_who_else_uses_a_gpu_keeps_and_lifts_its_clock(
     scenario(check, tmp_path)
 
 
+def test_the_account_pays_the_wake_of_a_job_whose_lease_has_lifted_its_gpu(tmp_path: Path) -> None:
+    def check(host: Host) -> None:
+        host.read(300)
+        assert host.is_lowered()
+        host.gpu.claim = GpuClaim("j", "job", 0, 0)
+        host.parts.ceilings.set_idle_clock(GPU, None)  # as a lease does
+        host.read(2)
+        assert host.of_gpu()["lost_s"] > 0
+
+    scenario(check, tmp_path)
+
+
 @pytest.mark.parametrize(
     "settings", [{"mode": "observe"}, {"levers": (Lever.POWER_LIMITS,)}, {"service_options": {}}], ids=str
 )
