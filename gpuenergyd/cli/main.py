@@ -83,7 +83,7 @@ def _run_with_typer(arguments: list[str]) -> int:
 def _print_usage_error(error: Exception) -> int:
     """Print a usage error from Typer, with a pointer to the help of the command; return the exit code."""
     format_message: Callable[[], str] = getattr(error, "format_message", error.__str__)
-    message = format_message()
+    message = format_message().replace("Value error, ", "").replace("Input should be", "must be")  # pydantic's words
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help text
         print(message)  # noqa: T201  help belongs on stdout

@@ -147,6 +147,8 @@ def test_a_slowdown_above_one_half_is_warned_about(
             ),
         ),
         (["demo", "--gpus", "1"], 2, "--gpus"),
+        (["demo", "--simulation", "x"], 2, "for '--simulation': 'x' is not one of 'kind', 'unkind'"),
+        (["calibrate", "--changes", "0"], 2, "for '--changes': must be greater than or equal to 1; see"),
         (["demo", "--gpu-model", "abacus", "--out", "{tmp}/r.html"], 1, "abacus"),
         (["demo", "--out", "{tmp}/none/r.html"], 2, "no folder {tmp}/none"),
         (["demo", "--keep", "{tmp}"], 2, "--keep {tmp}"),

@@ -11,24 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Engine,
-    Float,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    Text,
-    delete,
-    func,
-    insert,
-    select,
-    text,
-    update,
-)
+from sqlalchemy import Connection, Engine, delete, func, insert, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from gpuenergyd.errors import StoreError, UsageError
@@ -39,77 +22,13 @@ from gpuenergyd_fleet.decisions.event_report import AFTER_S, BEFORE_S, FleetSamp
 from gpuenergyd_fleet.decisions.grid_event import MAX_OPEN_EVENTS, GridEvent, replaces
 from gpuenergyd_fleet.decisions.leases import Lease
 from gpuenergyd_fleet.store.rows import event_of, host_of, known_sum, lease_of, microseconds
+from gpuenergyd_fleet.store.tables import fleet, fleet_hosts, fleet_leases, fleet_samples, grid_events, metadata
 
 SAMPLES_KEPT_S = 7 * 86_400.0
 _LEAST_SAMPLES = 5
 _BUSY_TIMEOUT_S = 5.0
 _FLEET_ID = 1
-
-metadata = MetaData()
-
-fleet = Table(
-    "fleet",
-    metadata,
-    Column("fleet_id", Integer, primary_key=True, autoincrement=False),
-    Column("budget_w", Float, nullable=False),
-    Column("reason", String(256), nullable=False),
-    Column("cycle_us", BigInteger, nullable=False),
-)
-"""The power budget of all hosts together: one row, which the coordinator locks while it decides."""
 _THE_FLEET = fleet.c.fleet_id == _FLEET_ID
-
-fleet_hosts = Table(
-    "fleet_hosts",
-    metadata,
-    Column("host", String(256), primary_key=True),
-    Column("share_w", Float, nullable=False),
-    Column("reported_us", BigInteger, nullable=False),
-    Column("measured_w", Float),
-    Column("speed", Float),
-    Column("curve", Text, nullable=False),
-    Column("confirmed", BigInteger, nullable=False),
-)
-"""The last report of each host, and the number of the lease that it confirmed."""
-
-fleet_leases = Table(
-    "fleet_leases",
-    metadata,
-    Column("host", String(256), primary_key=True),
-    Column("number", BigInteger, primary_key=True),
-    Column("power_w", Float, nullable=False),
-    Column("end_us", BigInteger, nullable=False),
-    Column("fallback", Text, nullable=False),
-)
-"""Power leases that hosts may follow: the confirmed one and those handed out since."""
-
-grid_events = Table(
-    "grid_events",
-    metadata,
-    Column("grid_event_id", String(64), primary_key=True),
-    Column("start_us", BigInteger, nullable=False),
-    Column("end_us", BigInteger, nullable=False),
-    Column("value", Float, nullable=False),
-    Column("unit", String(16), nullable=False),
-    Column("reason", String(256), nullable=False),
-    Column("cancelled", Integer, nullable=False),
-    Column("issued_us", BigInteger, nullable=False),
-    Column("source", String(64), nullable=False),
-    Column("baseline_w", Float),
-)
-"""Load targets of a grid operator."""
-
-fleet_samples = Table(
-    "fleet_samples",
-    metadata,
-    Column("at_us", BigInteger, primary_key=True, autoincrement=False),
-    Column("limit_w", Float, nullable=False),
-    Column("measured_w", Float),
-    Column("speed", Float),
-    Column("num_hosts", Integer, nullable=False),
-    Column("num_silent", Integer, nullable=False),
-    sqlite_with_rowid=False,
-)
-"""Power of the whole fleet, one row per cycle of the coordinator, kept for a week."""
 
 
 @dataclass(frozen=True, slots=True)

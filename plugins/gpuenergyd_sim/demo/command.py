@@ -258,17 +258,3 @@ def _folder(keep: Path | None) -> Iterator[tuple[Path, tuple[int, ...]]]:
     folder = Path(tempfile.mkdtemp(prefix="gpuenergyd-demo-", dir=None if is_short else "/tmp"))  # noqa: S108  unguessable
     with remove_on_exit(folder) as inherited_fd:
         yield folder, (inherited_fd,)
-
-
-_BUSY_LOAD_PER_CPU = 0.75
-
-
-def load_warning() -> str | None:
-    """Return the warning if too many processes compete for this host's CPUs, else None."""
-    load, num_cpus = os.getloadavg()[0], len(os.sched_getaffinity(0))
-    if load <= _BUSY_LOAD_PER_CPU * num_cpus:
-        return None
-    return (
-        f"load {load:.0f} on {count_text(num_cpus, 'core')}: results will be noisy; without"
-        " --real-time they do not depend on it"
-    )
