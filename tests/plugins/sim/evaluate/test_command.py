@@ -68,8 +68,8 @@ def test_the_table_names_the_pipeline_and_each_policy(capsys: pytest.CaptureFixt
         (("uniform", "uniform"), "each policy once, not uniform uniform"),
         (("uniform", "--gpu-model", "b300"), "unknown simulated GPU model 'b300'; available: "),
         (("uniform", "--max-slowdown", "2"), "--max-slowdown 2"),
-        (("uniform", "--stages", "0"), "'--stages': Input should be greater than or equal to 1"),
-        (("uniform", "--iterations", "10"), "'--iterations': Input should be greater than or equal to 40"),
+        (("uniform", "--stages", "0"), "'--stages': must be greater than or equal to 1"),
+        (("uniform", "--iterations", "10"), "'--iterations': must be greater than or equal to 40"),
         ((), "POLICY"),
     ],
 )
