@@ -4,7 +4,6 @@ import itertools
 import socket
 from collections import deque
 from time import monotonic_ns
-from typing import NamedTuple
 
 from gpuenergyd.client.plans import PlannedClocks, PreparedPlan
 from gpuenergyd.client.reporter import Reporter
@@ -17,34 +16,38 @@ from gpuenergyd.wire.clock_request import pack_clock_request, pack_further_clock
 _SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
-class PlannedClockRequest(NamedTuple):
+class PlannedClockRequest:
     """The clock request that a plan contains for one instruction; call it to send it."""
 
-    sender: "ClockSender"
-    plan: PreparedPlan
-    clocks: PlannedClocks
+    __slots__ = ("_clocks", "_data", "_later_delay_ns", "_plan", "_sender")
+
+    def __init__(self, sender: "ClockSender", plan: PreparedPlan, clocks: PlannedClocks) -> None:
+        """Pack the datagram, all but its number and instants, as sending it must take little time."""
+        self._sender, self._plan, self._clocks = sender, plan, clocks
+        sm_clock_mhz, later_sm_clock_mhz, later_delay_ns, further = clocks
+        self._later_delay_ns = later_delay_ns if later_sm_clock_mhz else 0
+        self._data = pack_clock_request(0, plan.token, plan.plan_epoch, sm_clock_mhz, later_sm_clock_mhz, 0, 0)
+        if further:
+            self._data += pack_further_clocks([TimedClock(mhz, delay_ns) for mhz, delay_ns in further], 0)
 
     def __call__(self) -> None:
         """Send it now."""
-        self.sender.request(self.plan, self.clocks)
+        self._sender.request(self._plan, self._clocks)
 
     def datagram(self) -> Datagram | None:
         """Return the datagram to send when the instruction begins; None if nothing can be sent."""
-        sender, plan, (sm_clock_mhz, later_sm_clock_mhz, later_delay_ns, further) = self
-        clock_socket = sender.reporter.clock_socket if sender.reporter is not None else None
+        sender = self._sender
+        reporter = sender.reporter
+        clock_socket = None if reporter is None else reporter.clock_socket
         if clock_socket is None:
             sender.num_dropped += 1
             return None
-        sequence = sender.next_sequence() & 0xFFFFFFFF
-        data = pack_clock_request(sequence, plan.token, plan.plan_epoch, sm_clock_mhz, later_sm_clock_mhz, 0, 0)
-        if further:
-            data += pack_further_clocks([TimedClock(mhz, delay_ns) for mhz, delay_ns in further], 0)
-        return Datagram(data, later_delay_ns if later_sm_clock_mhz else 0, clock_socket)
+        return self._data, sender.next_sequence() & 0xFFFFFFFF, self._later_delay_ns, clock_socket
 
     def give_up_socket(self) -> None:
         """Use a new connection for later requests."""
-        if self.sender.reporter is not None:
-            self.sender.reporter.retire_clock_socket()
+        if self._sender.reporter is not None:
+            self._sender.reporter.retire_clock_socket()
 
 
 class ClockSender:

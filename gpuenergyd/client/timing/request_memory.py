@@ -15,8 +15,10 @@ the socket is broken; whether to end; how often the socket has changed; and its 
 SLOT_HEAD = "=I4xQ"
 """Length of the datagram, and delay in ns of its later clock after the sent instant, 0 without one."""
 SLOT_HEAD_BYTES = 16
+SEQUENCE, SEQUENCE_OFFSET = "<I", 4
+"""Number of the request, in a datagram; see `gpuenergyd.wire.clock_request`."""
 INSTANTS = "<QQ"
-"""Instants of the later clock and of sending, in a datagram; see `gpuenergyd.wire.clock_request`."""
+"""Instants of the later clock and of sending, in a datagram."""
 INSTANTS_OFFSET = 32
 POLL_S = 0.001
 COMPILED_POLL_S = 0.0005

@@ -1,16 +1,11 @@
 """Clock requests that are sent when the GPU reaches an instruction: the Protocols of a request and of its sender."""
 
 import socket
-from typing import NamedTuple, Protocol
+from typing import Protocol, TypeAlias
 
-
-class Datagram(NamedTuple):
-    """A clock request whose instants are filled in when it is sent."""
-
-    data: bytes
-    later_delay_ns: int
-    """Delay of the later clock after the sent instant; 0 without one."""
-    clock_socket: socket.socket
+Datagram: TypeAlias = tuple[bytes, int, int, socket.socket]
+"""A clock request whose number and instants are filled in: its bytes, its number, the delay in ns of the later clock
+after the sent instant (0 without one), and the socket to send it on. A plain tuple, made at each request."""
 
 
 class PlannedRequest(Protocol):

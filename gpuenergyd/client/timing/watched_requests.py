@@ -27,7 +27,7 @@ StreamWrite = Callable[[int], bool]
 MapMemory = Callable[[int, int], StreamWrite]
 """Makes memory at an address, of a size in bytes, writable for the device; on the training thread. May raise."""
 
-_SLOT_HEAD = struct.Struct(layout.SLOT_HEAD)
+_SLOT_HEAD, _SEQUENCE = struct.Struct(layout.SLOT_HEAD), struct.Struct(layout.SEQUENCE)
 _WORD_MASK = 0xFFFFFFFF
 _mapped_for_good: list[mmap.mmap] = []
 """The device may write after the client has left, so the memory is never unmapped."""
@@ -128,7 +128,7 @@ class WatchedRequests:
         datagram = request.datagram()
         if datagram is None:
             return True
-        data, later_delay_ns, clock_socket = datagram
+        data, sequence, later_delay_ns, clock_socket = datagram
         if (self._number - words[layout.SENT]) & _WORD_MASK >= layout.NUM_SLOTS:
             self._num_dropped += 1
             return True
@@ -140,6 +140,7 @@ class WatchedRequests:
         _SLOT_HEAD.pack_into(self._memory, begin, len(data), later_delay_ns)
         begin += layout.SLOT_HEAD_BYTES
         self._memory[begin : begin + len(data)] = data
+        _SEQUENCE.pack_into(self._memory, begin + layout.SEQUENCE_OFFSET, sequence)
         words[layout.PUT] = self._number = number
         try:
             if self._write is None:

@@ -16,7 +16,7 @@ import pytest
 from gpuenergyd.client.timing import cuda_writes
 from gpuenergyd.client.timing.compiled_thread import VARIABLE, NotCompiledError, start_compiled_thread
 from gpuenergyd.client.timing.cuda_writes import CudaCallError, map_memory
-from gpuenergyd.client.timing.request_memory import NUM_SLOTS, REACHED
+from gpuenergyd.client.timing.request_memory import NUM_SLOTS, REACHED, SEQUENCE, SEQUENCE_OFFSET
 from gpuenergyd.client.timing.stream_requests import Datagram
 from gpuenergyd.client.timing.watched_requests import WatchedRequests
 from gpuenergyd.wire.clock_request import DATAGRAM_BYTES, decode_clock_request, pack_clock_request
@@ -48,9 +48,8 @@ class Request:
 
     def __init__(self, sm_clock_mhz: int, clock_socket: socket.socket, *, later_delay_ns: int = 0) -> None:
         later_mhz = 1005 if later_delay_ns else 0
-        self._datagram = Datagram(
-            pack_clock_request(sm_clock_mhz, TOKEN, 7, sm_clock_mhz, later_mhz, 0, 0), later_delay_ns, clock_socket
-        )
+        data = pack_clock_request(0, TOKEN, 7, sm_clock_mhz, later_mhz, 0, 0)
+        self._datagram = data, sm_clock_mhz, later_delay_ns, clock_socket
 
     def __call__(self) -> None:
         """Be sent by the test's process, which none of these is."""
@@ -259,9 +258,10 @@ def test_a_write_that_cuda_refuses_is_reported() -> None:
     assert not map_memory(0x1000, 4096, lambda: 0, load=lambda _: Driver(write=801))(1)
 
 
-def test_the_instants_of_a_datagram_are_where_the_watchers_write_them() -> None:
-    datagram = bytearray(pack_clock_request(1, TOKEN, 7, 900, 1005, 0, 0))
+def test_the_number_and_instants_of_a_datagram_are_where_they_are_written() -> None:
+    datagram = bytearray(pack_clock_request(0, TOKEN, 7, 900, 1005, 0, 0))
     struct.pack_into("<QQ", datagram, 32, 2_000, 1_000)
-    request = decode_clock_request(bytes(datagram)).request
+    struct.pack_into(SEQUENCE, datagram, SEQUENCE_OFFSET, 0xFFFFFFFE)
+    _, sequence, request = decode_clock_request(bytes(datagram))
 
-    assert (request.sent_mono_ns, request.later[0].at_mono_ns) == (1_000, 2_000)
+    assert (sequence, request.sent_mono_ns, request.later[0].at_mono_ns) == (0xFFFFFFFE, 1_000, 2_000)
