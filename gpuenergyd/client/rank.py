@@ -118,6 +118,9 @@ class RankClient:
     num_left: int
     """Those of them that have not begun: as long as there are two, an adapter may count one down instead of calling
     `begin_iteration` and `end_iteration`."""
+    is_assumed: bool
+    """Whether the current iteration is its only instruction, neither timed nor requesting a clock, so that an adapter
+    need not mark it."""
     _plain_until: int
     """Index before which no iteration is timed, and no cost of the client's calls is measured."""
     _is_raised: bool
@@ -187,7 +190,7 @@ class RankClient:
         self._lookout = DaemonLookout(socket_path)
         self._order: tuple[OrderRow, ...] = ()
         self._is_inert = rank.gpu_uuid is None
-        self._is_in_iteration = self._is_in_capture = self._is_raised = self._has_waits = False
+        self._is_in_iteration = self._is_in_capture = self._is_raised = self._has_waits = self.is_assumed = False
         self._iteration_index, self._plan_epoch, self._in_force_until_ns = -1, 0, 0
         self._ended: _Ended | None = None
         """The newest iteration, until the next one begins."""
@@ -413,15 +416,8 @@ class RankClient:
                 and self._reporter.num_untimed_registrations == self._num_registrations
                 and not self._plans.has_news
                 and (self._reporter.clock_socket is not None or not self._requests)
-                and (not self._in_force_until_ns or begun_ns < self._in_force_until_ns)
             ):
-                self._iteration_index += 1
-                self._begun, self._timed.is_timed = [], False
-                self._due = {} if self._in_force_until_ns else self._requests
-                self._timer.begin_iteration(None if ended is None else ended[0], is_timed=False)
-                if self._unqueued is not None:
-                    self._queue_report(self._unqueued)
-                self._unqueued, self._is_in_iteration = ended, True
+                self._begin_like_previous(ended, begun_ns)
                 if self._reporter.takes_together and self._plan is NO_PLAN:
                     self._begin_together()
                 return True
@@ -432,6 +428,22 @@ class RankClient:
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
         return True
+
+    def _begin_like_previous(self, ended: _Ended | None, begun_ns: int) -> None:
+        """Begin an iteration that is not timed and follows the same plan as the one before."""
+        self._iteration_index += 1
+        self._due = {} if begun_ns < self._in_force_until_ns else self._requests
+        if self._in_force_until_ns and self._due:
+            self._in_force_until_ns = begun_ns + _REPEAT_AFTER_NS
+        self.is_assumed = not self._due and len(self._order) == 1
+        self._begun, self._timed.is_timed = [*self._order] if self.is_assumed else [], False
+        self._timer.begin_iteration(None if ended is None else ended[0], is_timed=False)
+        if self._unqueued is not None:
+            self._queue_report(self._unqueued)
+        self._unqueued, self._is_in_iteration = ended, True
+        if not self._due and ended is not None:  # no request has to be sent first
+            self._unqueued = None
+            self._timer.call_when_known(ended[0], partial(self._report, ended))
 
     def _begin_together(self) -> None:
         """Record the iterations from this one to the next that is timed as one, if there are a few of them."""
@@ -469,7 +481,7 @@ class RankClient:
             self._num_registrations = num_registrations
             self._timed.restart(iteration_index)
         is_timed = self._timed.begin(iteration_index)
-        self._begun = None if is_timed else []
+        self._begun, self.is_assumed = None if is_timed else [], False
         self._timer.begin_iteration(None if ended is None else ended[0], is_timed=is_timed)
         self._captured = self._captured_always
         if self._unqueued is not None:
@@ -551,7 +563,8 @@ class RankClient:
         begun_ns = perf_counter_ns() if self._is_cost_sampled else 0
         try:
             self._is_in_iteration = False
-            self._queue_unqueued()
+            if self._unqueued is not None:
+                self._queue_unqueued()
             begun, self._begun = self._begun, None
             order = self._timer.order() if begun is None else tuple(begun)
             recorded = self._timer.end_iteration()

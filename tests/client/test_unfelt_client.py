@@ -178,6 +178,37 @@ def test_a_loop_that_is_only_observed_marks_few_iterations_and_counts_all(
     assert client.total_errors == 0
 
 
+def test_a_loop_whose_planned_clock_is_in_force_marks_only_the_ends_of_its_iterations(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuenergyd.client.thinning.MOST_COST_RATIO", 0.0)
+    monkeypatch.setattr("gpuenergyd.client.rank._REPEAT_AFTER_NS", 10**18)
+    daemon.takes_untimed = True
+    daemon.plans = [plan_slice(1, 0, [("F", 0, 0, 0, 900)])]
+    training = Training(daemon.socket_path, VirtualDevice())
+    with training.job:
+        wait_until(lambda: training.step() and training.job._client is not None and training.job._client.is_assumed)
+        client = training.job._client
+        assert client is not None
+        before = client._sender.next_sequence()
+        for _ in range(32):
+            training.step()
+        client._in_force_until_ns = 1  # its time has passed
+        for _ in range(32):
+            training.step()
+        after = client._sender.next_sequence()
+    wait_until(lambda: not daemon.releases.empty())
+    reports = [daemon.reports.get() for _ in range(daemon.reports.qsize())]
+
+    assert after - before - 1 == 1
+    assert [report["iteration_index"] for report in reports] == list(
+        range(reports[0]["iteration_index"], 1 + client.iteration_index)
+    )
+    assert [report.get("is_in_order", True) for report in reports] == [True] * len(reports)
+    assert sum(not report["instructions"] for report in reports[-64:]) >= 56
+    assert client.total_errors == 0
+
+
 def test_no_event_is_made_after_the_first_iterations(daemon: FakeDaemon) -> None:
     training = Training(daemon.socket_path, VirtualDevice())
     with training.job:

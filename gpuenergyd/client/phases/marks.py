@@ -143,7 +143,9 @@ class PhaseMarks:
                 self._decide()
             self.is_in_iteration, self._is_paused, self._has_phases = True, False, False
             self._microbatch = self._num_steps = 0
-            self._kind, self._slot = "F", client.begin_instruction("F", 0)
+            self._kind, self._slot = "F", NOT_RECORDED
+            if not (client.is_assumed and self.is_whole):
+                self._slot = client.begin_instruction("F", 0)
         except Exception:  # noqa: BLE001  must not reach training
             self.num_errors += 1
 
