@@ -11,7 +11,7 @@ from gpuenergyd.client.timing.recorder import IterationTimes
 from gpuenergyd.client.timing.stream_requests import Datagram
 from gpuenergyd.core.clock_request import MAX_LATER_CLOCKS, TimedClock
 from gpuenergyd.core.pipeline.timetable import InstructionKey, TimetableEntry, replay_timetable
-from gpuenergyd.wire.clock_request import pack_clock_request, pack_further_clocks
+from gpuenergyd.wire.clock_request import fill_clock_request, pack_clock_request, pack_further_clocks
 
 _SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
@@ -19,11 +19,11 @@ _SEND_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 class PlannedClockRequest:
     """The clock request that a plan contains for one instruction; call it to send it."""
 
-    __slots__ = ("_clocks", "_data", "_later_delay_ns", "_plan", "_sender")
+    __slots__ = ("_data", "_later_delay_ns", "_sender")
 
     def __init__(self, sender: "ClockSender", plan: PreparedPlan, clocks: PlannedClocks) -> None:
         """Pack the datagram, all but its number and instants, as sending it must take little time."""
-        self._sender, self._plan, self._clocks = sender, plan, clocks
+        self._sender = sender
         sm_clock_mhz, later_sm_clock_mhz, later_delay_ns, further = clocks
         self._later_delay_ns = later_delay_ns if later_sm_clock_mhz else 0
         self._data = pack_clock_request(0, plan.token, plan.plan_epoch, sm_clock_mhz, later_sm_clock_mhz, 0, 0)
@@ -32,7 +32,11 @@ class PlannedClockRequest:
 
     def __call__(self) -> None:
         """Send it now."""
-        self._sender.request(self._plan, self._clocks)
+        if (datagram := self.datagram()) is not None:
+            data, sequence, later_delay_ns, _ = datagram
+            now_mono_ns = monotonic_ns()
+            later_at_mono_ns = now_mono_ns + later_delay_ns if later_delay_ns else 0
+            self._sender.send(fill_clock_request(data, sequence, later_at_mono_ns, now_mono_ns))
 
     def datagram(self) -> Datagram | None:
         """Return the datagram to send when the instruction begins; None if nothing can be sent."""
@@ -66,17 +70,6 @@ class ClockSender:
         """Whether a socket to the daemon is open."""
         return self.reporter is not None and self.reporter.clock_socket is not None
 
-    def request(self, plan: PreparedPlan, clocks: PlannedClocks) -> None:
-        """Request the clocks of an instruction that begins now."""
-        now_mono_ns = monotonic_ns()
-        sm_clock_mhz, later_sm_clock_mhz, later_delay_ns, further = clocks
-        later_at_mono_ns = now_mono_ns + later_delay_ns if later_sm_clock_mhz else 0
-        datagram = self._pack(plan, sm_clock_mhz, later_sm_clock_mhz, later_at_mono_ns, now_mono_ns)
-        if further:
-            clocks_at = [TimedClock(mhz, now_mono_ns + delay_ns) for mhz, delay_ns in further]
-            datagram += pack_further_clocks(clocks_at, now_mono_ns)
-        self._send(datagram)
-
     def request_timetable(self, plan: PreparedPlan, begin_mono_ns: int) -> None:
         """Request all clocks of a replay that began at an instant."""
         now_mono_ns = monotonic_ns()
@@ -85,23 +78,12 @@ class ClockSender:
         # Before the first change, the last clock of the previous iteration is in force, which is this iteration's, too.
         present = clocks[len(clocks) - len(later) - 1]
         first = later[0] if later else TimedClock(0, 0)
-        head = self._pack(plan, present.sm_clock_mhz, first.sm_clock_mhz, first.at_mono_ns, now_mono_ns)
-        self._send(head + pack_further_clocks(later[1:], now_mono_ns))
+        sequence, clocks_mhz = self.next_sequence() & 0xFFFFFFFF, (present.sm_clock_mhz, first.sm_clock_mhz)
+        head = pack_clock_request(sequence, plan.token, plan.plan_epoch, *clocks_mhz, first.at_mono_ns, now_mono_ns)
+        self.send(head + pack_further_clocks(later[1:], now_mono_ns))
 
-    def _pack(
-        self, plan: PreparedPlan, sm_clock_mhz: int, later_sm_clock_mhz: int, later_at_mono_ns: int, now_mono_ns: int
-    ) -> bytes:
-        return pack_clock_request(
-            self.next_sequence() & 0xFFFFFFFF,
-            plan.token,
-            plan.plan_epoch,
-            sm_clock_mhz,
-            later_sm_clock_mhz,
-            later_at_mono_ns,
-            now_mono_ns,
-        )
-
-    def _send(self, datagram: bytes) -> None:
+    def send(self, datagram: bytes) -> None:
+        """Send a datagram, without waiting; count it if that is not possible."""
         clock_socket = self.reporter.clock_socket if self.reporter is not None else None
         if clock_socket is None:
             self.num_dropped += 1

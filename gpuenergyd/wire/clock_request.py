@@ -29,6 +29,12 @@ It is meant for the training thread, and creates no other object per request.
 """
 
 
+def fill_clock_request(datagram: bytes, sequence: int, later_at_mono_ns: int, sent_mono_ns: int) -> bytes:
+    """Return a datagram with another number and other instants."""
+    numbered = datagram[:4] + sequence.to_bytes(4, "little") + datagram[8:32]
+    return numbered + struct.pack("<QQ", later_at_mono_ns, sent_mono_ns) + datagram[DATAGRAM_BYTES:]
+
+
 def pack_further_clocks(clocks: Iterable[TimedClock], sent_mono_ns: int) -> bytes:
     """Return the part after a request's 48 bytes: further later clocks, with delays rounded up to a microsecond.
 

@@ -64,6 +64,16 @@ def run_until_reported(client: RankClient, daemon: FakeDaemon) -> dict[str, Any]
         return report
 
 
+def client_under(daemon: FakeDaemon, plan: dict[str, Any]) -> RankClient:
+    """Return a client that has run an iteration under a plan."""
+    client = make_client(daemon.socket_path)
+    run_until_reported(client, daemon)
+    daemon.plans = [plan]
+    while run_until_reported(client, daemon)["plan_epoch"] != plan["plan_epoch"]:
+        pass
+    return client
+
+
 def test_registration_describes_the_rank_and_its_order(daemon: FakeDaemon) -> None:
     client = make_client(daemon.socket_path, policy="uniform", max_slowdown_ratio=0.05)
 
@@ -156,12 +166,8 @@ def test_plan_without_changes_sends_nothing(daemon: FakeDaemon) -> None:
 
 
 def test_a_pause_runs_at_full_speed_and_the_iteration_after_it_under_the_plan(daemon: FakeDaemon) -> None:
-    client = make_client(daemon.socket_path)
-    run_until_reported(client, daemon)
     low = plan_slice(1, 0, [("F", 0, 0, 0, 1005), ("B", 1, 0, 5, 1110)])
-    daemon.plans = [{**low, "full_speed_sm_clock_mhz": 1410}]
-    while run_until_reported(client, daemon)["plan_epoch"] != 1:
-        pass
+    client = client_under(daemon, {**low, "full_speed_sm_clock_mhz": 1410})
 
     def is_handed_over_by_a_pause() -> bool:
         run_iteration(client)  # one that found no memory free is never reported: then the next is
@@ -187,11 +193,7 @@ def test_a_clock_that_is_in_force_is_not_requested_in_each_short_iteration(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpuenergyd.client.rank._REPEAT_AFTER_NS", 10**18)
-    client = make_client(daemon.socket_path)
-    run_until_reported(client, daemon)
-    daemon.plans = [{**plan_slice(1, 0, [("B", 0, 0, 0, 900)]), "full_speed_sm_clock_mhz": 1410}]
-    while run_until_reported(client, daemon)["plan_epoch"] != 1:
-        pass
+    client = client_under(daemon, {**plan_slice(1, 0, [("B", 0, 0, 0, 900)]), "full_speed_sm_clock_mhz": 1410})
     for _ in range(3):
         run_iteration(client)
     client.pause()
@@ -212,11 +214,7 @@ def test_a_request_that_was_dropped_is_repeated_in_the_next_iteration(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpuenergyd.client.rank._REPEAT_AFTER_NS", 10**18)
-    client = make_client(daemon.socket_path)
-    run_until_reported(client, daemon)
-    daemon.plans = [{**plan_slice(1, 0, [("B", 0, 0, 0, 900)]), "full_speed_sm_clock_mhz": 1410}]
-    while run_until_reported(client, daemon)["plan_epoch"] != 1:
-        pass
+    client = client_under(daemon, {**plan_slice(1, 0, [("B", 0, 0, 0, 900)]), "full_speed_sm_clock_mhz": 1410})
     client.pause()
 
     def full(*_: object) -> int:
@@ -251,11 +249,7 @@ def test_failed_iteration_is_not_reported(daemon: FakeDaemon) -> None:
 
 @pytest.mark.fault(40)
 def test_after_a_daemon_restart_the_rank_registers_again_without_old_plans(daemon: FakeDaemon) -> None:
-    client = make_client(daemon.socket_path)
-    run_until_reported(client, daemon)
-    daemon.plans = [plan_slice(9, 0, [("F", 0, 0, 0, 990)])]
-    while run_until_reported(client, daemon)["plan_epoch"] != 9:
-        pass
+    client = client_under(daemon, plan_slice(9, 0, [("F", 0, 0, 0, 990)]))
     get(daemon.registrations)
     daemon.stop()
     run_iteration(client)
@@ -379,11 +373,7 @@ def test_a_faulty_daemon_never_affects_the_training_thread(
 def test_a_full_clock_socket_drops_requests_without_blocking(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = make_client(daemon.socket_path)
-    run_until_reported(client, daemon)
-    daemon.plans = [plan_slice(2, 0, [("F", 0, 0, 0, 990), ("B", 0, 0, 0, 1410)])]
-    while run_until_reported(client, daemon)["plan_epoch"] != 2:
-        pass
+    client = client_under(daemon, plan_slice(2, 0, [("F", 0, 0, 0, 990), ("B", 0, 0, 0, 1410)]))
 
     def full(*_: object) -> int:
         raise BlockingIOError
@@ -447,11 +437,7 @@ def test_internal_errors_are_counted_and_training_continues(daemon: FakeDaemon) 
 
 
 def test_a_forked_child_sends_nothing(daemon: FakeDaemon) -> None:
-    client = make_client(daemon.socket_path)
-    run_until_reported(client, daemon)
-    daemon.plans = [plan_slice(2, 0, [("F", 0, 0, 0, 990)])]
-    while run_until_reported(client, daemon)["plan_epoch"] != 2:
-        pass
+    client = client_under(daemon, plan_slice(2, 0, [("F", 0, 0, 0, 990)]))
     child = os.fork()
     if child == 0:
         code = 1

@@ -209,17 +209,6 @@ def test_a_loop_whose_planned_clock_is_in_force_marks_only_the_ends_of_its_itera
     assert client.total_errors == 0
 
 
-def test_no_event_is_made_after_the_first_iterations(daemon: FakeDaemon) -> None:
-    training = Training(daemon.socket_path, VirtualDevice())
-    with training.job:
-        wait_until(lambda: training.step() and not daemon.registrations.empty())
-        num_events = training.device.num_events
-        for _ in range(50):
-            training.step()
-
-    assert training.device.num_events == num_events
-
-
 def test_a_rank_joins_a_daemon_that_replaces_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookout, "_LOOK_EVERY_NS", 0)
     with socket.socket(socket.AF_UNIX) as killed:

@@ -235,12 +235,10 @@ class DeviceRecorder:
 
     def call_when_reached(self, act: PlannedRequest) -> None:
         """Send a request when the device reaches what has been launched so far."""
-        if self._newest_mark is not None and not self._is_sent_in_stream(act):
+        if self._newest_mark is None:
+            return
+        if self._requests is None or self._device.is_capturing() or not self._requests.put(act):
             self._follower.put(self._newest_mark, act)
-
-    def _is_sent_in_stream(self, request: PlannedRequest) -> bool:
-        """Have a request sent when the stream reaches what has been launched so far; False if that is not possible."""
-        return self._requests is not None and not self._device.is_capturing() and self._requests.put(request)
 
     def call_with_instant(self, act: Callable[[int], None]) -> None:
         """As `call_when_reached`; `act` gets the instant of that begin or end, in ns of the host's monotonic clock."""
