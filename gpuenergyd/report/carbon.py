@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuenergyd.core.carbon.account import JobCarbon, WorkSlot, job_carbon
+from gpuenergyd.core.carbon.account import JobCarbon, WorkSlot, charged_time_s, job_carbon
 from gpuenergyd.core.carbon.intensity import CarbonSignal, IntensitySample
-from gpuenergyd.core.carbon.slowdown_account import charged_time_s
 from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, slowdown_text
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.count_text import count_text

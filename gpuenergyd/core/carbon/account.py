@@ -109,6 +109,17 @@ def job_carbon(
     )
 
 
+def charged_time_s(
+    iteration_time_s: float, *, full_speed_time_s: float, permitted_time_s: float, is_own: bool
+) -> float:
+    """Return the time charged for an iteration in the job's slowdown account and in reports.
+
+    A disturbed iteration (checkpoint, evaluation, stall) or one at straggler pace is charged at most the permitted
+    time, because the job's own share of its time is unknown.
+    """
+    return iteration_time_s if is_own else min(iteration_time_s, max(permitted_time_s, full_speed_time_s))
+
+
 def _constant_speed_grams(
     lengths: Sequence[tuple[float, float]], num_iterations: int, speed_per_s: float, power_w: float
 ) -> float:

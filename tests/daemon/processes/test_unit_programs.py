@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.core.pipeline.plan import ClockPlan
-from gpuenergyd.daemon.carbon import fetcher_unit
 from gpuenergyd.daemon.processes import worker_unit
 from gpuenergyd.daemon.processes.launch import connect_policy_unit, worker_command
 from gpuenergyd.daemon.processes.policy_client import PolicyClient, PolicyFailure
 from gpuenergyd.daemon.settings import Processes, Settings, load_settings
 from gpuenergyd.errors import UsageError
+from gpuenergyd_carbon.fetching import fetcher_unit
 from tests.daemon.processes.test_policy_host import view
 from tests.support.daemon_process import wait_for_death
 from tests.support.processes import child_pids
@@ -94,7 +94,7 @@ def test_the_fetcher_unit_executes_the_fetcher_with_its_configuration_on_standar
             fetcher_unit.main()
         reported = json.loads(os.read(stdin.fileno(), 2**16))
 
-    assert program == [sys.executable, "-I", "-m", "gpuenergyd.carbon.fetcher"]
+    assert program == [sys.executable, "-I", "-m", "gpuenergyd_carbon.fetching.fetcher"]
     assert reported["zone"] == "GB"
     assert reported["out_path"] == str(load_settings(processes=Processes.UNITS).carbon_file_path)
 
