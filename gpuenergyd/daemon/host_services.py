@@ -117,7 +117,8 @@ def check_services(settings: Settings) -> None:
         for setting in _NEEDS[name]:
             if getattr(settings, setting) is not None:
                 given = "carbon_signal" if setting == "signal_path" else setting
-                raise UsageError(f"{given} is set, but no installed package provides the service {name!r}")
+                missing = f"no installed package provides the service {name!r}; the plugin gpuenergyd_{name} does"
+                raise UsageError(f"{given} is set, but {missing}")
     if "power" not in services and settings.power_budget_path.exists():
         log.warning(
             "the power budget saved in %s, if still valid, is not in force: no installed package provides the service"

@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from gpuenergyd.core.carbon.account import JobCarbon, job_carbon
+from gpuenergyd.core.carbon.account import JobCarbon, job_carbon, saving_fields
 from gpuenergyd.core.carbon.intensity import HOUR, CarbonForecast
 from gpuenergyd.core.policy_api.policy import BaselineView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
@@ -129,17 +129,13 @@ def carbon_figures(use: EnergyUse, carbon: JobCarbon | None, pue: float) -> dict
 
     Unknown values are None.
     """
-    savings = carbon.savings if carbon is not None else None
     return {
         "carbon_g": use.carbon_g,
         "estimated_carbon_g": use.estimated_carbon_g,
         "priced_j": use.priced_j,
         "unpriced_j": use.unpriced_j,
         "assumed_host_j": use.assumed_host_j,
-        "tuned_carbon_g": savings.actual_g if savings is not None else None,
-        "saved_by_plan_g": carbon.saved_by_plan_g if carbon is not None else None,
-        "saved_by_frontier_g": savings.saved_by_frontier_g if savings is not None else None,
-        "saved_by_timing_g": savings.saved_by_timing_g if savings is not None else None,
+        **saving_fields(carbon),
         "host_power_w": carbon.host_power_w if carbon is not None else None,
         "pue": pue,
     }

@@ -59,6 +59,17 @@ class JobCarbon:
         return None if self.baseline_g is None else self.baseline_g - self.savings.full_speed_g
 
 
+def saving_fields(carbon: JobCarbon | None) -> dict[str, float | None]:
+    """Return emissions and savings of tuned iterations by their JSON names; None if unknown."""
+    savings = carbon.savings if carbon is not None else None
+    return {
+        "tuned_carbon_g": savings.actual_g if savings is not None else None,
+        "saved_by_plan_g": carbon.saved_by_plan_g if carbon is not None else None,
+        "saved_by_frontier_g": savings.saved_by_frontier_g if savings is not None else None,
+        "saved_by_timing_g": savings.saved_by_timing_g if savings is not None else None,
+    }
+
+
 def job_carbon(
     slots: Sequence[WorkSlot],
     frontier: Sequence[tuple[float, float]],

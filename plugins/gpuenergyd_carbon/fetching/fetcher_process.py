@@ -1,7 +1,7 @@
 """The carbon fetcher as a child process of the daemon: the only process with network access, restarted when it exits.
 
 It gets its configuration on standard input, a minimal environment and no way to gain privileges, and writes its results
-to one file. With `processes = "units"` it runs as a systemd unit instead.
+to one file. With `processes = "units"` it runs as a systemd unit instead, with this module as main program.
 """
 
 import asyncio
@@ -14,11 +14,13 @@ import signal
 import sys
 from typing import Any
 
-from gpuenergyd.daemon.settings import Settings
-from gpuenergyd.errors import UsageError
+from gpuenergyd.daemon.settings import Processes, Settings, load_settings
+from gpuenergyd.errors import GpuEnergyError, UsageError
+from gpuenergyd.log_lines import configure_logging
 
 log = logging.getLogger(__name__)
 
+_FETCHER = ("-I", "-m", "gpuenergyd_carbon.fetching.fetcher")
 _FIRST_DELAY_S = 1.0
 _MAX_DELAY_S = 600.0
 _MAX_REFUSAL_BYTES = 4096
@@ -114,9 +116,7 @@ class CarbonFetcher:
         """Run the fetcher until it exits; return its status, and why it refused its settings."""
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-I",
-            "-m",
-            "gpuenergyd_carbon.fetching.fetcher",
+            *_FETCHER,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ},
@@ -137,3 +137,28 @@ def _confine() -> None:
     """In the child process: die with the daemon, and never gain privileges."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def main() -> int:
+    """Execute the fetcher in its systemd unit, with the settings of the daemon; return only if it cannot run.
+
+    Without a configured source the status is 0, and systemd starts the unit again only with the daemon.
+    """
+    configure_logging("gpuenergyd-carbon")
+    try:
+        settings = load_settings(processes=Processes.UNITS)
+    except GpuEnergyError as error:
+        log.error("%s", error)  # noqa: TRY400  one line that names the key, no traceback
+        return error.exit_code
+    if not settings.needs_carbon_fetcher:
+        log.info("nothing to fetch: carbon_zone is not set")
+        return 0
+    reads, writes = os.pipe()
+    os.write(writes, json.dumps(fetcher_configuration(settings)).encode())
+    os.close(writes)
+    os.dup2(reads, sys.stdin.fileno())
+    return os.execv(sys.executable, (sys.executable, *_FETCHER))  # noqa: S606  our own interpreter and module
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,5 +1,6 @@
 """Validation of the providers' values: numbers in range, valid intervals, no measurements from the future."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,8 @@ from gpuenergyd_carbon.sources.web import SourceError, SourceProblem
 CLOCK_TOLERANCE = timedelta(minutes=10)
 STALE_AFTER = timedelta(hours=24)
 _MAX_SHOWN = 5
+_MAX_MW = 1e6
+"""More than any area generates with one plant type."""
 _FIRST_YEAR, _LAST_YEAR = 1990, 2200
 UNITS = {"lbs_co2_per_mwh": GRAMS_PER_POUND / 1000.0, "g_co2_per_kwh": 1.0, "kg_co2_per_mwh": 1.0}
 """Conversion factors to g/kWh."""
@@ -110,6 +113,19 @@ def in_g_per_kwh(name: str, value: object, unit: object) -> object:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     return value * UNITS[unit]
+
+
+def generated(name: str, value: object, unit: str) -> float:
+    """Return the generation of one plant type in an hour, or raise SourceError if it is no number in range."""
+    try:
+        number = float(value) if isinstance(value, int | float | str) else math.nan
+    except ValueError:
+        number = math.nan
+    if not abs(number) <= _MAX_MW:
+        raise SourceError(
+            SourceProblem.BAD_VALUE, f"{name}: generation {value!r:.40} is not a number of {unit} in range"
+        )
+    return number
 
 
 def check_zone(name: str, asked: str, answered: object) -> None:

@@ -1,6 +1,5 @@
 """U.S. Energy Information Administration: hourly generation per fuel, converted as in `mix`."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -14,6 +13,7 @@ from gpuenergyd_carbon.sources.checking import (
     check_zone,
     checked_reply,
     checked_year,
+    generated,
     part,
     rows,
 )
@@ -24,8 +24,6 @@ from gpuenergyd_carbon.sources.web import SourceError, SourceProblem, Web
 NAME = "eia"
 HOST = "https://api.eia.gov/v2"
 _HISTORY = timedelta(hours=48)
-_LIMIT_MWH = 1e6
-"""More than any authority generates in an hour with one fuel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ class Eia:
         end, plant, value = _hour(part(NAME, row, "period")), str(part(NAME, row, "fueltype")), part(NAME, row, "value")
         if value is not None:
             try:
-                generation.add((end - HOUR, end), plant, _number(value))
+                generation.add((end - HOUR, end), plant, generated(NAME, value, "megawatt hours"))
             except SourceError:
                 generation.add_unreadable(plant)
                 raise
@@ -107,15 +105,3 @@ def _hour(text: object) -> datetime:
             SourceProblem.NOT_PARSED, f"{NAME}: period {text!r:.40} is not an hour like 2026-01-31T12"
         ) from None
     return checked_year(NAME, at)
-
-
-def _number(value: object) -> float:
-    try:
-        number = float(value) if isinstance(value, int | float | str) else math.nan
-    except ValueError:
-        number = math.nan
-    if not abs(number) <= _LIMIT_MWH:
-        raise SourceError(
-            SourceProblem.BAD_VALUE, f"{NAME}: generation {value!r:.40} is not a number of megawatt hours in range"
-        )
-    return number

@@ -3,7 +3,6 @@
 Production-based, without imports: levels differ from consumption-based sources.
 """
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from xml.etree import ElementTree as ET
 from gpuenergyd.core.carbon.intensity import HOUR, CarbonSignal, EmissionFactor, SignalKind
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import CarbonDataError
-from gpuenergyd_carbon.sources.checking import HeldBack, RawValue, check_zone, checked_reply, instant
+from gpuenergyd_carbon.sources.checking import HeldBack, RawValue, check_zone, checked_reply, generated, instant
 from gpuenergyd_carbon.sources.mix import ENTSOE_TYPES, Generation
 from gpuenergyd_carbon.sources.source import SourceOptions, SourceReply
 from gpuenergyd_carbon.sources.web import SourceError, SourceProblem, Web, refusal_sentence
@@ -38,8 +37,6 @@ _CODE = re.compile(r"10Y[0-9A-Z-]{13}")
 _RESOLUTION = re.compile(r"PT(15|30|60)M")
 _HISTORY = timedelta(hours=30)
 _MAX_POINTS = 7 * 96
-_LIMIT_MW = 1e6
-"""More than any area generates with one plant type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +142,7 @@ def _add_period(generation: Generation, plant: str, period: ET.Element) -> Itera
         position = point.findtext("position") or ""
         try:
             quantities[int(position)] = None  # if the value cannot be read, the previous one must not be repeated
-            quantities[int(position)] = _megawatts(point.findtext("quantity"))
+            quantities[int(position)] = generated(NAME, point.findtext("quantity"), "megawatts")
         except (SourceError, ValueError) as error:
             generation.add_unreadable(plant)
             text = f"{NAME}: position {position!r:.20} of a point is not a number"
@@ -174,15 +171,3 @@ def _slots(period: ET.Element) -> tuple[datetime, timedelta, int]:
             SourceProblem.NOT_PARSED, f"{NAME}: period of {count_text(num_slots, 'slot')}; expected 1 to {_MAX_POINTS}"
         )
     return begin, step, num_slots
-
-
-def _megawatts(text: str | None) -> float:
-    try:
-        megawatts = float(text or "")
-    except ValueError:
-        megawatts = math.nan
-    if not abs(megawatts) <= _LIMIT_MW:
-        raise SourceError(
-            SourceProblem.BAD_VALUE, f"{NAME}: generation {text!r:.40} is not a number of megawatts in range"
-        )
-    return megawatts

@@ -67,10 +67,6 @@ def test_a_backtest_prints_the_documented_figures_and_writes_the_documented_file
     ran: dict[str, Any] = json.loads(choices.read_text())
 
     assert code == 0
-    assert {
-        "zone", "constant_saving_ratio", "oracle_saving_ratio", "timing_gain_ratio", "achieved_saving_ratio",
-        "captured_ratio", "time_used_ratio_max", "skill_1h_ratio", "skill_6h_ratio", "skill_24h_mean_ratio",
-    } <= printed.keys()  # fmt: skip
     assert printed["zone"] == ran["zone"] == "XX"
     assert printed["time_used_ratio_max"] <= 1.0
     assert [method["name"] for method in printed["methods"]] == [

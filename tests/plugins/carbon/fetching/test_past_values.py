@@ -93,23 +93,20 @@ def test_a_known_week_is_not_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "num_asked"),
-    [(SourceProblem.FORBIDDEN, 1), (SourceProblem.UNAUTHORIZED, 1), (SourceProblem.EMPTY, NUM_WINDOWS)],
+    ("error", "num_asked"),
+    [
+        (SourceError(SourceProblem.FORBIDDEN, "scripted: no"), 1),
+        (SourceError(SourceProblem.UNAUTHORIZED, "scripted: no"), 1),
+        (SourceError(SourceProblem.EMPTY, "scripted: no"), NUM_WINDOWS),
+        (RuntimeError("bug of a stranger's source"), 1),
+    ],
 )
-def test_what_a_provider_refuses_or_lacks_is_not_asked_for_again(problem: SourceProblem, num_asked: int) -> None:
-    source = WithPast(error=SourceError(problem, "scripted: no"))
+def test_what_a_provider_refuses_or_lacks_is_not_asked_for_again(error: Exception, num_asked: int) -> None:
+    source = WithPast(error=error)
     before = known(*hours(HOUR_AT - 24 * HOUR, HOUR_AT))
 
     assert filled(source, before) == before
     assert len(source.asked) == num_asked
-
-
-def test_an_exception_in_a_third_party_source_ends_the_requests() -> None:
-    source = WithPast(error=RuntimeError("bug"))
-    before = known()
-
-    assert filled(source, before) == before
-    assert len(source.asked) == 1
 
 
 def test_nothing_is_asked_after_a_failed_fetch_or_of_a_source_without_a_past() -> None:

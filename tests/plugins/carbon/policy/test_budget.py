@@ -153,14 +153,6 @@ def test_the_controller_adapts_to_a_lower_full_speed() -> None:
     assert speed == pytest.approx(1 / 1.05)
 
 
-def test_negative_intensity_means_full_speed() -> None:
-    hull = speed_hull(FRONTIER)
-
-    speeds = plan_slots(hull, np.array([-50.0, 80.0, 80.0]), np.full(3, 3600.0), num_iterations=3 * 3600 / 1.1)
-
-    assert speeds[0] == hull.full_speed_per_s
-
-
 def test_only_implausible_forecast_values_are_replaced() -> None:
     fallback = np.array([1.0, 2.0, 3.0, 4.0])
 

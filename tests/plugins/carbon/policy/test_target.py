@@ -13,19 +13,15 @@ from hypothesis import strategies as st
 from gpuenergyd.core.carbon.intensity import (
     HOUR,
     CarbonForecast,
-    CarbonSavings,
     ForecastHour,
     HourlySeries,
     IntensityBasis,
-    grams,
 )
 from gpuenergyd.core.policy_api.policy import BaselineView, FrontierPoint
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.core.policy_api.target_policy import TargetView
-from gpuenergyd_carbon.policy.budget import speed_hull
-from gpuenergyd_carbon.policy.forecast import Forecasts
 from gpuenergyd_carbon.policy.target import CarbonTarget, ConstantSlowdown
-from tests.support.carbon_traces import FIRST_AT, made_up_trace
+from tests.support.carbon_traces import FIRST_AT
 from tests.support.examples import examples
 
 POINTS = ((1.0, 100.0), (1.02, 96.0), (1.05, 92.0), (1.1, 88.0), (1.2, 85.0))
@@ -195,51 +191,3 @@ def test_no_signal_or_straggler_makes_a_job_exceed_its_budget(
     else:  # inside a window the account may be negative, by no more than full speed repays until its end
         overdrawn_s = active_s - total * (1 + budget)
         assert overdrawn_s <= budget * (72 * 3600 - active_s) + 2.0
-
-
-def test_a_job_on_a_synthetic_grid_shifts_with_intensity_and_reports_both_savings() -> None:
-    trace = made_up_trace(num_days=HISTORY_DAYS + 12, seed=4)
-    forecasts, hull = Forecasts(), speed_hull(POINTS)
-    total, budget = 72 * 3600, 0.025
-    done, active_s, actual_g, now_at = 0.0, 0.0, 0.0, START_AT
-    times_s, truths = [], []
-    while done < total:
-        known = trace.until(now_at)
-        view = replace(
-            VIEW,
-            now_at=now_at,
-            max_slowdown_ratio=budget,
-            num_iterations_total=total,
-            num_iterations_done=int(done),
-            active_time_s=active_s,
-            history=known,
-            forecast=forecasts(known, num_hours=72),
-        )
-        time_s = asked_time_s(view)
-        truth = trace.values[trace.index_of(now_at)]
-        lasts_s = min(3600.0, (total - done) * time_s)
-        actual_g += grams(float(hull.power_w(1 / time_s)) * lasts_s, truth)
-        times_s.append(time_s)
-        truths.append(truth)
-        done += lasts_s / time_s
-        active_s += lasts_s
-        now_at += timedelta(seconds=lasts_s)
-
-    def at_constant_g(time_s: float) -> float:
-        left, result = float(total), 0.0
-        for truth in trace.values[trace.index_of(START_AT) :]:
-            part_s = min(3600.0, left * time_s)
-            result += grams(float(hull.power_w(1 / time_s)) * part_s, truth)
-            left -= part_s / time_s
-            if left <= 0:
-                return result
-        raise AssertionError("the trace is too short")
-
-    savings = CarbonSavings(actual_g, at_constant_g(1.0), at_constant_g(active_s / total))
-    assert active_s <= total * (1 + budget)
-    assert np.corrcoef(times_s, truths)[0, 1] > 0.4
-    assert savings.saved_by_frontier_g > 0
-    assert savings.saved_by_timing_g > 0
-    assert savings.full_speed_g - savings.actual_g == pytest.approx(
-        savings.saved_by_frontier_g + savings.saved_by_timing_g, rel=1e-9
-    )

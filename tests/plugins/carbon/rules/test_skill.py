@@ -45,6 +45,7 @@ def test_perfect_forecasts_have_skill_one_and_bad_ones_negative_skill() -> None:
 
 def test_skill_is_unknown_before_a_day_of_forecasts_is_compared() -> None:
     assert tracked(0.0, num=23).skill() is None
+    assert tracked(0.0, num=24).skill() is not None
     assert tracked(0.0, history=TRACE.until(TRACE.first_hour_at + (FIRST + 30) * HOUR)).skill() is None
 
 
@@ -174,10 +175,6 @@ def test_naive_forecasts_are_persistence_yesterday_last_week_and_the_hourly_mean
 
     assert ours == (1.0, 1.0, 1.0)
     assert [errors[0] for errors in naive] == [94.0, 94.0, 100.0, 97.0]
-
-
-def test_a_day_of_forecasts_is_enough() -> None:
-    assert tracked(0.0, num=24).skill() is not None
 
 
 def test_an_exact_naive_forecast_gives_skill_zero() -> None:
