@@ -58,7 +58,7 @@ LONGEST_FILES = (
     "policies/bubble_aware/test_reordering.py",
     "trainers/test_torch_pipelining.py",
     "gpu/restore/test_kill_matrix.py",
-    "cli/plan/test_running_job.py",
+    "plugins/plan/test_running_job.py",
     "project/test_documents.py",
     "plugins/carbon/test_carbon_daemon.py",
     "tools/test_release.py",

@@ -23,8 +23,6 @@ _OWN: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "report": ("commands.report", "Report energy and savings of jobs."),
     },
     "Plan": {
-        "plan": ("plan.command", "Plan a pipeline's clocks from measured tables."),
-        "explain": ("plan.explain", "Explain each clock of a plan."),
         "policies": ("commands.policies", "List policies, or show and manage what past jobs have taught."),
     },
     "Operate a host": {
@@ -47,7 +45,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
 _OF_PLUGINS: Mapping[str, str] = {
     "budget": "power", "idle": "idle", "fleet": "fleet", "carbon": "carbon", "prove": "prove", "dashboard": "dashboard",
     "otlp": "otlp", "doctor": "doctor", "calibrate": "doctor", "install": "install", "uninstall": "install",
-    "demo": "sim", "evaluate": "sim",
+    "demo": "sim", "evaluate": "sim", "plan": "plan", "explain": "plan",
 }  # fmt: skip
 """Commands of the plugins of this project, which may be missing: `gpuenergyd_` and these words are their packages."""
 _OWN_HELP = ("help", "-h", "--help")

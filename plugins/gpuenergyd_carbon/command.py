@@ -13,8 +13,6 @@ from gpuenergyd.cli.exit_codes import EXIT_DEGRADED
 from gpuenergyd.cli.option_checks import checked_slowdown, warn_of_large_slowdown
 from gpuenergyd.cli.options import JsonOption
 from gpuenergyd.cli.output import people_console, print_json
-from gpuenergyd.cli.plan.inputs import load_planner, plan_input
-from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.core.carbon.intensity import (
     CarbonForecast,
     EmissionFactor,
@@ -44,6 +42,8 @@ from gpuenergyd_carbon.lab.plot import forecast_lines, forecast_svg
 from gpuenergyd_carbon.lab.results import ReplayRequest, ZoneReplay
 from gpuenergyd_carbon.rules.hourly_values import hourly_series
 from gpuenergyd_carbon.rules.present_intensity import intensity_now
+from gpuenergyd_plan.inputs import load_planner, plan_input
+from gpuenergyd_plan.tables import PlanOptions
 
 ZoneOption = Annotated[str | None, typer.Option("--zone", metavar="ZONE", help="Grid zone, e.g. GB or DE.")]
 SourceOption = Annotated[

@@ -8,8 +8,6 @@ from typing import Any
 from urllib.parse import quote
 
 from gpuenergyd.cli.job.finding import find_job
-from gpuenergyd.cli.plan.inputs import PlanInput, plan_input
-from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.core.pipeline.fitted import clocks_of, time_and_energy, with_clocks
@@ -20,6 +18,8 @@ from gpuenergyd.wire import MAX_REPLY_BYTES
 from gpuenergyd.wire.daemon_codec import decode
 from gpuenergyd.wire.instance_json import PlannerInstance
 from gpuenergyd.wire.operator_messages import JobFit
+from gpuenergyd_plan.inputs import PlanInput, plan_input
+from gpuenergyd_plan.tables import PlanOptions
 
 _LIMIT_S = 60.0
 """The policy host may be busy computing a plan."""

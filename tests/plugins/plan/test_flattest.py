@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuenergyd.cli.plan.command import plan
 from gpuenergyd.errors import GpuEnergyError
-from tests.cli.plan.invocation import output_of, plan_figures, write_table
+from gpuenergyd_plan.command import plan
+from tests.plugins.plan.invocation import output_of, plan_figures, write_table
 
 COMMON = ("--microbatches", "4", "--blocking-power-w", "60")
 

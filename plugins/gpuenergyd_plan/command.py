@@ -9,13 +9,13 @@ import typer
 from gpuenergyd.cli.option_checks import warn_of_large_slowdown
 from gpuenergyd.cli.options import JsonOption, SocketOption
 from gpuenergyd.cli.output import print_json
-from gpuenergyd.cli.plan import options
-from gpuenergyd.cli.plan.inputs import PlanInput, load_planner, plan_input
-from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.core.pipeline.graph import Schedule
 from gpuenergyd.core.pipeline.power_swing import PlannedSwing, SwingFigures
 from gpuenergyd.core.policy_api.policy import OfflinePlan, PowerFigures, SwitchingFigures, WaitingFigures
 from gpuenergyd.errors import UsageError
+from gpuenergyd_plan import options
+from gpuenergyd_plan.inputs import PlanInput, load_planner, plan_input
+from gpuenergyd_plan.tables import PlanOptions
 
 
 def plan(  # noqa: PLR0913  each option is a parameter
@@ -119,8 +119,8 @@ def plan(  # noqa: PLR0913  each option is a parameter
         given = plan_input(path, own)
         figures = plan_figures(given, planner(given.request))
     else:
-        from gpuenergyd.cli.plan.export import export_profile  # noqa: PLC0415  start fast
-        from gpuenergyd.cli.plan.running_job import running_job_input  # noqa: PLC0415
+        from gpuenergyd_plan.export import export_profile  # noqa: PLC0415  start fast
+        from gpuenergyd_plan.running_job import running_job_input  # noqa: PLC0415
 
         running = running_job_input(job, socket, own)
         command = None if export is None else export_profile(running, export)
@@ -129,7 +129,7 @@ def plan(  # noqa: PLR0913  each option is a parameter
     if as_json:
         print_json(figures)
     else:
-        from gpuenergyd.cli.plan.printing import print_plan  # noqa: PLC0415  Rich, JSON does not need it
+        from gpuenergyd_plan.printing import print_plan  # noqa: PLC0415  Rich, JSON does not need it
 
         print_plan(given, figures)
     return 0

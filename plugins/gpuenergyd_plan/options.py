@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from gpuenergyd.cli.option_checks import MAX_SLOWDOWN_HELP, checked_slowdown
-from gpuenergyd.cli.plan.instruction_costs import INPUT_GRADIENT_SHARE
-from gpuenergyd.cli.plan.tables import AUTO_SCHEDULE, DEFAULT_SCHEDULE
 from gpuenergyd.core.pipeline.schedules import SCHEDULES
 from gpuenergyd.errors import UsageError
+from gpuenergyd_plan.instruction_costs import INPUT_GRADIENT_SHARE
+from gpuenergyd_plan.tables import AUTO_SCHEDULE, DEFAULT_SCHEDULE
 
 DEFAULT_POLICY = "bubble-aware"
 FileArgument = Annotated[

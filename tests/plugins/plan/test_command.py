@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.cli.plan.command import plan
-from gpuenergyd.cli.plan.inputs import load_planner
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, dependency_graph
 from gpuenergyd.core.pipeline.schedules import SCHEDULES
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
 from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflineRequest
 from gpuenergyd.errors import GpuEnergyError, ProfileError, UsageError
 from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
-from tests.cli.plan.invocation import output_of, plan_figures, write_table
+from gpuenergyd_plan.command import plan
+from gpuenergyd_plan.inputs import load_planner
+from tests.plugins.plan.invocation import output_of, plan_figures, write_table
 
 SHARED = Path(__file__).parents[3].parent / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared tables are not on this machine")
@@ -295,9 +295,9 @@ def test_the_time_for_compiling_the_planner_is_printed_apart_from_planning(
     def compiling(request: OfflineRequest) -> OfflinePlan:
         return replace(planner(request), solve_cpu_s=0.02, compile_cpu_s=17.34)
 
-    monkeypatch.setattr("gpuenergyd.cli.plan.command.load_planner", lambda _policy: compiling)
+    monkeypatch.setattr("gpuenergyd_plan.command.load_planner", lambda _policy: compiling)
     first = _run(table, "--microbatches", "2")
-    monkeypatch.setattr("gpuenergyd.cli.plan.command.load_planner", lambda _policy: planner)
+    monkeypatch.setattr("gpuenergyd_plan.command.load_planner", lambda _policy: planner)
     second = _run(table, "--microbatches", "2")
 
     of_first, of_second = (

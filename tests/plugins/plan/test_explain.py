@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.cli.plan.explain import explain
 from gpuenergyd.errors import UsageError
-from tests.cli.plan.invocation import output_of
+from gpuenergyd_plan.explain import explain
+from tests.plugins.plan.invocation import output_of
 
 
 def _run(*arguments: str | Path) -> str:

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpuenergyd.cli.plan.running_job import RunningJobInput
 from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.errors import UsageError
 from gpuenergyd.wire.instance_json import PlannerInstance
 from gpuenergyd.wire.profile_csv import KIND_OF_WORD, PROFILE_COLUMNS
+from gpuenergyd_plan.running_job import RunningJobInput
 
 _WORD_OF_KIND = {kind: word for word, kind in KIND_OF_WORD.items()}
 

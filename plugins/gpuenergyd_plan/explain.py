@@ -11,14 +11,14 @@ from rich.console import Console
 from gpuenergyd.cli.option_checks import warn_of_large_slowdown
 from gpuenergyd.cli.options import JsonOption, SocketOption
 from gpuenergyd.cli.output import people_console, print_json
-from gpuenergyd.cli.plan import options
-from gpuenergyd.cli.plan.inputs import PlanInput, load_planner, plan_input
-from gpuenergyd.cli.plan.running_job import RunningJobInput, running_job_input
-from gpuenergyd.cli.plan.tables import PlanOptions
-from gpuenergyd.core.pipeline.explanation import ClockExplanation, ClockReason, explain_clocks
 from gpuenergyd.core.pipeline.graph import DependencyGraph, dependency_graph
 from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflinePlanner
 from gpuenergyd.errors import UsageError
+from gpuenergyd_plan import options
+from gpuenergyd_plan.explanation import ClockExplanation, ClockReason, explain_clocks
+from gpuenergyd_plan.inputs import PlanInput, load_planner, plan_input
+from gpuenergyd_plan.running_job import RunningJobInput, running_job_input
+from gpuenergyd_plan.tables import PlanOptions
 
 _MAX_ROWS = 12
 """Rows of the table printed when no instruction is named."""

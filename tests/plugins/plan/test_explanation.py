@@ -1,8 +1,8 @@
 """Explanations of clocks."""
 
-from gpuenergyd.core.pipeline.explanation import ClockExplanation, ClockReason, explain_clocks
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionClass, InstructionKind, dependency_graph, gpipe
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
+from gpuenergyd_plan.explanation import ClockExplanation, ClockReason, explain_clocks
 
 F, B = InstructionKind.F, InstructionKind.B
 FAST_RANK = instruction_profile(

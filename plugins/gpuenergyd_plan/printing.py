@@ -10,12 +10,12 @@ from rich import box
 from rich.table import Table
 
 from gpuenergyd.cli.output import people_console
-from gpuenergyd.cli.plan.inputs import PlanInput
-from gpuenergyd.cli.plan.tables import AUTO_SCHEDULE
 from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.policy_api.policy import FrontierPoint
 from gpuenergyd.count_text import count_text
 from gpuenergyd.gpu.process_identity import process_start_ticks
+from gpuenergyd_plan.inputs import PlanInput
+from gpuenergyd_plan.tables import AUTO_SCHEDULE
 
 _KINDS = tuple(InstructionKind)
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from gpuenergyd.cli.plan.tables import AUTO_SCHEDULE, PlanOptions, reference_graph, table_request
-from gpuenergyd.cli.plan.waiting import given_waiting_power
 from gpuenergyd.core.pipeline.graph import (
     DependencyGraph,
     Schedule,
@@ -18,6 +16,8 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError, UnknownPolicyError, UsageError
 from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
+from gpuenergyd_plan.tables import AUTO_SCHEDULE, PlanOptions, reference_graph, table_request
+from gpuenergyd_plan.waiting import given_waiting_power
 
 _PLANNER_GROUP = "gpuenergyd.planners"
 

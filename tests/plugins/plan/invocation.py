@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.testing import CliRunner
 
-from gpuenergyd.cli.plan.command import plan
+from gpuenergyd_plan.command import plan
 
 
 def output_of(command: Callable[..., Any], *arguments: str | Path) -> str:
