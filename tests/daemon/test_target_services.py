@@ -9,7 +9,7 @@ import pytest
 
 from gpuenergyd.core.job.messages import TargetChanged
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from gpuenergyd.daemon.ports import IterationWatcher
+from gpuenergyd.daemon.ports import IterationWatcher, RunningJob
 from gpuenergyd.daemon.settings import load_settings
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd_carbon.service import CarbonService
@@ -20,17 +20,17 @@ from tests.support.job_stage import Stage
 class EvenTarget:
     """A stranger's service: every job may be 3 % slower at all times."""
 
-    def iteration_done(self, runner: Any, *_: object) -> None:
+    def iteration_done(self, runner: RunningJob, *_: object, **__: object) -> None:
         runner.handle(TargetChanged(PerformanceTarget(0.03)))
 
     def job_ended(self, *_: object, **__: object) -> None: ...
 
     target_posted = follow = charge_others = job_ended
 
-    def plan_excess_s(self, _: object) -> float:
-        return 0.0
+    def plan_excess_s(self, runner: RunningJob) -> float:
+        return 0.0 * runner.job.num_iterations
 
-    def status(self, runner: Any) -> Mapping[str, Any]:
+    def status(self, runner: RunningJob) -> Mapping[str, Any]:
         return {"target": {"reason": f"always for {runner.job_id}"}, "carbon": None}
 
 
