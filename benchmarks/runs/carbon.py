@@ -20,12 +20,12 @@ import numpy as np
 from scipy.interpolate import PchipInterpolator
 
 from gpuenergyd.core.carbon.intensity import HourlySeries
-from gpuenergyd_carbon_lab.files import read_frontier, read_traces
-from gpuenergyd_carbon_lab.replay import issue_forecasts, replay
-from gpuenergyd_carbon_lab.results import ReplayRequest, ZoneReplay
-from gpuenergyd_policies.carbon.forecast import skill_against_naive
-from gpuenergyd_policies.carbon.history import filled_history
-from gpuenergyd_policies.carbon.pooled_prior import read_prior
+from gpuenergyd_carbon.lab.files import read_frontier, read_traces
+from gpuenergyd_carbon.lab.replay import issue_forecasts, replay
+from gpuenergyd_carbon.lab.results import ReplayRequest, ZoneReplay
+from gpuenergyd_carbon.policy.forecast import skill_against_naive
+from gpuenergyd_carbon.policy.history import filled_history
+from gpuenergyd_carbon.policy.pooled_prior import read_prior
 
 TEST_FROM_AT = datetime(2024, 1, 1, tzinfo=UTC)
 SOURCE = "electricitymaps24"

@@ -24,11 +24,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from carbon import SHARED, TEST_FROM_AT, zones_in
 
-from gpuenergyd.carbon.fetched_file import KEPT_HISTORY
 from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries
-from gpuenergyd_policies.carbon.forecast import ZoneForecaster, naive_forecasts
-from gpuenergyd_policies.carbon.history import Array, FilledHistory, Origins, filled_history, targets
-from gpuenergyd_policies.carbon.pooled_prior import PooledPrior, shipped_prior
+from gpuenergyd_carbon.fetched_file import KEPT_HISTORY
+from gpuenergyd_carbon.policy.forecast import ZoneForecaster, naive_forecasts
+from gpuenergyd_carbon.policy.history import Array, FilledHistory, Origins, filled_history, targets
+from gpuenergyd_carbon.policy.pooled_prior import PooledPrior, shipped_prior
 
 FETCHED_DAYS = (KEPT_HISTORY.days, 35, 8)
 """The first is what is asked for; providers may have less."""

@@ -30,11 +30,11 @@ from carbon_published import COVERAGE_RATIOS, fit_prior
 from carbon_published import FROM_AT as CARBONCAST_FROM_AT
 
 from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries
-from gpuenergyd_carbon_lab.files import read_traces
-from gpuenergyd_carbon_lab.replay import IssuedTable, issue_forecasts
-from gpuenergyd_policies.carbon.forecast import RECORD_HOURS
-from gpuenergyd_policies.carbon.history import WEEK_HOURS, Array, FilledHistory, Origins, filled_history
-from gpuenergyd_policies.carbon.pooled_prior import PooledPrior
+from gpuenergyd_carbon.lab.files import read_traces
+from gpuenergyd_carbon.lab.replay import IssuedTable, issue_forecasts
+from gpuenergyd_carbon.policy.forecast import RECORD_HOURS
+from gpuenergyd_carbon.policy.history import WEEK_HOURS, Array, FilledHistory, Origins, filled_history
+from gpuenergyd_carbon.policy.pooled_prior import PooledPrior
 
 TAIL_RATIOS = (0.025, 0.975)
 LEAST_MONTH_DAYS = 27

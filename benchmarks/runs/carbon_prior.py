@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpuenergyd_policies.carbon.history import (
+from gpuenergyd_carbon.policy.history import (
     DAY_HOURS,
     NUM_TARGET_HOURS,
     WEEK_DAYS,
@@ -24,7 +24,7 @@ from gpuenergyd_policies.carbon.history import (
     FilledHistory,
     targets,
 )
-from gpuenergyd_policies.carbon.pooled_prior import prior_features
+from gpuenergyd_carbon.policy.pooled_prior import prior_features
 
 CHUNK_ROWS = 4096
 NUM_HIDDEN = 1500

@@ -25,10 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from carbon import SHARED
 
 from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries
-from gpuenergyd_carbon_lab.files import read_traces
-from gpuenergyd_carbon_lab.replay import issue_forecasts
-from gpuenergyd_policies.carbon.history import filled_history
-from gpuenergyd_policies.carbon.pooled_prior import PooledPrior, read_prior
+from gpuenergyd_carbon.lab.files import read_traces
+from gpuenergyd_carbon.lab.replay import issue_forecasts
+from gpuenergyd_carbon.policy.history import filled_history
+from gpuenergyd_carbon.policy.pooled_prior import PooledPrior, read_prior
 
 FROM_AT = datetime(2021, 7, 1, tzinfo=UTC)
 UNTIL_AT = datetime(2022, 1, 1, tzinfo=UTC)

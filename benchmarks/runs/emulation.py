@@ -33,12 +33,12 @@ from typing import Any
 
 from carbon import zones_in
 
-from gpuenergyd.cli.plan.inputs import load_planner, plan_input
-from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.core.pipeline.graph import dependency_graph, one_forward_one_backward
 from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflineRequest
-from gpuenergyd_carbon_lab.replay import replay
-from gpuenergyd_carbon_lab.results import ReplayRequest
+from gpuenergyd_carbon.lab.replay import replay
+from gpuenergyd_carbon.lab.results import ReplayRequest
+from gpuenergyd_plan.inputs import load_planner, plan_input
+from gpuenergyd_plan.tables import PlanOptions
 from gpuenergyd_policies.planning.frontier import frontier
 from gpuenergyd_policies.planning.orders.bound import MOST_CELLS, any_order_bound
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask

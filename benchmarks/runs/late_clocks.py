@@ -7,9 +7,9 @@ bound with clocks that change at once. "Naive" asks for each clock when its inst
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpuenergyd.cli.plan.inputs import load_planner, plan_input
-from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.core.policy_api.policy import OfflinePlan
+from gpuenergyd_plan.inputs import load_planner, plan_input
+from gpuenergyd_plan.tables import PlanOptions
 
 INSTANCE = "s8m32_1f1b_a100"
 NUM_MICROBATCHES = 32

@@ -32,7 +32,7 @@ from tools.quality.mutation.workbench import KERNEL_FILES, Verdict, Watched, Wor
 from tools.quality.twin import install
 
 SOURCES = {"core": "gpuenergyd/core", "planning": "policies/gpuenergyd_policies/planning"}
-TESTS = ("tests/core", "tests/policies", "tests/carbon", "tests/report", "tests/wire")
+TESTS = ("tests/core", "tests/policies", "tests/plugins/carbon", "tests/report", "tests/wire")
 PLAIN_TESTS = (
     "tests/policies/planning/test_compiled.py",
     "tests/policies/planning/test_known_plans.py",

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpuenergyd.cli.plan.command import plan_figures
-from gpuenergyd.cli.plan.inputs import PlanInput, plan_input
-from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.core.pipeline.graph import Schedule, dependency_graph
+from gpuenergyd_plan.command import plan_figures
+from gpuenergyd_plan.inputs import PlanInput, plan_input
+from gpuenergyd_plan.tables import PlanOptions
 from gpuenergyd_policies.planning.frontier import warm_up
 from gpuenergyd_policies.planning.offline import plan_offline
 from gpuenergyd_policies.planning.plan_evaluation import evaluate_clocks

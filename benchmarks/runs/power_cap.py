@@ -18,11 +18,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gpuenergyd.cli.plan.inputs import PlanInput, plan_input
-from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.core.pipeline.power_swing import power_wave
 from gpuenergyd.core.policy_api.policy import OfflinePlan
 from gpuenergyd.errors import TargetError
+from gpuenergyd_plan.inputs import PlanInput, plan_input
+from gpuenergyd_plan.tables import PlanOptions
 from gpuenergyd_policies.planning.capped.plan import wave_of
 from gpuenergyd_policies.planning.frontier import Effort, solve
 from gpuenergyd_policies.planning.offline import plan_offline

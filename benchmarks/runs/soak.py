@@ -61,12 +61,14 @@ from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases  #
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases  # noqa: E402
 from gpuenergyd.daemon.manual_leases.releases import GpuReleases  # noqa: E402
 from gpuenergyd.daemon.ports import JobServices  # noqa: E402
+from gpuenergyd.daemon.processes.launch import PolicyChannel  # noqa: E402
 from gpuenergyd.daemon.processes.plugins import PolicyNames  # noqa: E402
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure  # noqa: E402
 from gpuenergyd.daemon.processes.power_queries import PowerQuery  # noqa: E402
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials  # noqa: E402
 from gpuenergyd.daemon.runtime.process_tuning import limit_malloc_to_one_arena  # noqa: E402
 from gpuenergyd.daemon.settings import load_settings  # noqa: E402
+from gpuenergyd.errors import GpuError  # noqa: E402
 from gpuenergyd.gpu.device import GpuIdentity  # noqa: E402
 from gpuenergyd.gpu.link.messages import GpuSample  # noqa: E402
 from gpuenergyd.store import HistoryWriter  # noqa: E402
@@ -117,6 +119,11 @@ class Policy:
         return PolicyFailure("no fitted profile in the soak")
 
 
+async def no_policy_host() -> PolicyChannel:
+    """Fail: the soak has no carbon intensities to forecast."""
+    raise GpuError("no policy host in the soak")
+
+
 class Connection:
     """A client's connection, used by one coroutine."""
 
@@ -158,7 +165,10 @@ class Soak:
         policy = Policy()
         leases = ManualLeases(worker, self.gpus, self.history)
         settings, capped = load_settings(mode="control", state_dir=folder), CappedWorker(worker, self.gpus)
-        parts = HostParts(settings, self.gpus, self.jobs, capped, policy.divide_power, self.history)
+        parts = HostParts(
+            settings, self.gpus, self.jobs, capped, policy.divide_power, self.history, policy.fitted,
+            no_policy_host, tuple,
+        )  # fmt: skip
         self.server = Server(
             self.jobs,
             ManualChanges(

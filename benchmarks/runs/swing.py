@@ -23,8 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.worlds.swing_bound import least_band_energy_w2
-from gpuenergyd.cli.plan.inputs import plan_input
-from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.core.pipeline.graph import (
     DependencyGraph,
     InstructionClass,
@@ -34,6 +32,8 @@ from gpuenergyd.core.pipeline.graph import (
 )
 from gpuenergyd.core.pipeline.power_swing import SwingFigures, swing_of
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd_plan.inputs import plan_input
+from gpuenergyd_plan.tables import PlanOptions
 from gpuenergyd_policies.planning.capped.plan import wave_of
 from gpuenergyd_policies.planning.flat.orders import flattest_order
 from gpuenergyd_policies.planning.flat.plan import EXTRA_ENERGY_RATIO, flat_plan

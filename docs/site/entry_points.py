@@ -19,6 +19,10 @@ GROUPS = {
         "A class of [HostService](python-api.md#hostservice): a part of the daemon that acts on all jobs and GPUs, see"
         " [write a plugin](../how-to/write-a-plugin.md#a-service-of-the-host)."
     ),
+    "gpuenergyd.tasks": (
+        "A function from JSON to JSON, as texts: work of a service that runs in a policy host, since in the daemon it"
+        " would delay every training program."
+    ),
     "gpuenergyd.report_groups": (
         "A function of the type [ReportGroup](python-api.md#reportgroup): figures for `gpuenergyd report --group-by"
         " KEY`, and a section of HTML reports."
@@ -40,10 +44,6 @@ GROUPS = {
     ),
     "gpuenergyd.carbon_sources": (
         "A function from a `SourceRequest` to an object with `signal` and `fetch`: queries a carbon intensity provider."
-    ),
-    "gpuenergyd.carbon": (
-        "Computations behind `gpuenergyd carbon forecast` and the carbon targets: `forecast` and `timing-value`, one of"
-        " each."
     ),
     "gpuenergyd.drivers": (
         "A function from the path of the driver's file, or None, to a [GpuDriver](python-api.md#gpudriver): finds,"

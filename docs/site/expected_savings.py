@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 
 from docs.site.pictures import BLOCKING_POWER_W, EXAMPLE
-from gpuenergyd.cli.plan.inputs import load_planner, plan_input
-from gpuenergyd.cli.plan.tables import PlanOptions
+from gpuenergyd_plan.inputs import load_planner, plan_input
+from gpuenergyd_plan.tables import PlanOptions
 
 _BALANCED_STAGE = "0"
 

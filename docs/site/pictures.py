@@ -9,8 +9,6 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
-from gpuenergyd.cli.plan.inputs import PlanInput, load_planner, plan_input
-from gpuenergyd.cli.plan.tables import PlanOptions
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import Instruction, Schedule, dependency_graph
 from gpuenergyd.core.pipeline.timeline import timeline
@@ -20,6 +18,8 @@ from gpuenergyd.report.charts.colours import ClockScale
 from gpuenergyd.report.charts.timeline import timelines_svg
 from gpuenergyd.report.formatting import energy_text, time_text
 from gpuenergyd.report.observed_iteration import ObservedIteration
+from gpuenergyd_plan.inputs import PlanInput, load_planner, plan_input
+from gpuenergyd_plan.tables import PlanOptions
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pipeline.csv"
 _POLICY = "bubble-aware"

@@ -13,6 +13,7 @@ _PACKAGES = {
     "gpuenergyd": ROOT,
     "gpuenergyd_policies": ROOT / "policies",
     "gpuenergyd_trainers": ROOT / "trainers",
+    "gpuenergyd_carbon": ROOT / "plugins",
     "gpuenergyd_sim": ROOT / "plugins",
 }
 PUBLIC_MODULES = {
@@ -55,7 +56,7 @@ PUBLIC_MODULES = {
         "gpuenergyd.store.plugin_tables",
     ),
     "For GPU drivers": ("gpuenergyd.gpu.device",),
-    "For carbon sources": ("gpuenergyd.carbon.sources.source",),
+    "For carbon sources": ("gpuenergyd_carbon.sources.source",),
     "For experiments on simulated GPUs": (
         "gpuenergyd_sim.training.simulated_stage",
         "gpuenergyd_sim.training.timers",

@@ -23,8 +23,6 @@ _OWN: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "report": ("commands.report", "Report energy and savings of jobs."),
     },
     "Plan": {
-        "plan": ("plan.command", "Plan a pipeline's clocks from measured tables."),
-        "explain": ("plan.explain", "Explain each clock of a plan."),
         "policies": ("commands.policies", "List policies, or show and manage what past jobs have taught."),
     },
     "Operate a host": {
@@ -44,6 +42,12 @@ COMMANDS: Mapping[str, CommandEntry] = {
     for task, commands in _OWN.items()
     for name, (module, summary) in commands.items()
 }
+_OF_PLUGINS: Mapping[str, str] = {
+    "budget": "power", "idle": "idle", "fleet": "fleet", "carbon": "carbon", "prove": "prove", "dashboard": "dashboard",
+    "otlp": "otlp", "doctor": "doctor", "calibrate": "doctor", "install": "install", "uninstall": "install",
+    "demo": "sim", "evaluate": "sim", "plan": "plan", "explain": "plan",
+}  # fmt: skip
+"""Commands of the plugins of this project, which may be missing: `gpuenergyd_` and these words are their packages."""
 _OWN_HELP = ("help", "-h", "--help")
 """Words after `gpuenergyd help` that ask for the help of the program itself."""
 
@@ -80,6 +84,17 @@ class _TaskGroup(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands: Any = _Commands()
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the parser of a command, None if there is none.
+
+        Raises:
+            UsageError: it is a command of a plugin that is not installed.
+        """
+        found = super().get_command(ctx, cmd_name)
+        if found is None and cmd_name in _OF_PLUGINS:
+            raise UsageError(f"no command {cmd_name!r}: its plugin gpuenergyd_{_OF_PLUGINS[cmd_name]} is not installed")
+        return found
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  the library's signature
         """Return the names of all commands, in the order of the help."""

@@ -23,7 +23,6 @@ from gpuenergyd.daemon.api.clock_socket import ClockSocket
 from gpuenergyd.daemon.api.server import ManualChanges, Server, UserLimits
 from gpuenergyd.daemon.api.status import daemon_status, job_detail
 from gpuenergyd.daemon.capped_worker import CappedWorker
-from gpuenergyd.daemon.carbon.service import CarbonService, is_carbon_configured
 from gpuenergyd.daemon.gpus.access import AccessRules
 from gpuenergyd.daemon.gpus.host_energy import HostEnergy
 from gpuenergyd.daemon.gpus.inventory import Gpus, utc_at
@@ -44,7 +43,6 @@ from gpuenergyd.daemon.ports import JobServices, RunningJob
 from gpuenergyd.daemon.processes.gpu_worker import GpuWorker, WorkerEvent, WorkerReady
 from gpuenergyd.daemon.processes.launch import StartChild, process_launchers
 from gpuenergyd.daemon.processes.plugins import (
-    TARGET_GROUP,
     PolicyNames,
     check_policy_name,
     is_shipped,
@@ -123,11 +121,6 @@ class Daemon:
                 ),
             ),
         )
-        self.carbon = (
-            CarbonService(settings, self.policy, start.policy_host, self._history, self._accounted)
-            if is_carbon_configured(settings)
-            else None
-        )
         past_jobs = PastJobStore(settings.database_url, self._history)
         self.jobs = Jobs(
             services=JobServices(
@@ -138,9 +131,7 @@ class Daemon:
                 observation_limit_s=_OBSERVATION_LIMIT_S + 3 * settings.sample_period_s,
                 is_observing=settings.is_observing,
                 levers=frozenset(settings.levers),
-                watcher=self.carbon.targets if self.carbon is not None else None,
                 past_jobs=past_jobs,
-                carbon_zone=self.carbon.feed.zone if self.carbon is not None else None,
             ),
             rules=JobRules(
                 warmup_iterations=settings.warmup_iterations, baseline_iterations=settings.baseline_iterations
@@ -161,7 +152,17 @@ class Daemon:
         )
         self.leases = ManualLeases(capped, self.gpus, self._history)
         self.releases = GpuReleases(self.worker, self.gpus, self._history, self.jobs.spawn)
-        parts = HostParts(settings, self.gpus, self.jobs, capped, self.policy.divide_power, self._history)
+        parts = HostParts(
+            settings,
+            self.gpus,
+            self.jobs,
+            capped,
+            self.policy.divide_power,
+            self._history,
+            self.policy.next_target,
+            start.policy_host,
+            self._with_targets,
+        )
         self.services: Mapping[str, HostService] = {name: service(parts) for name, service in host_services().items()}
         self._server = Server(
             self.jobs,
@@ -183,11 +184,10 @@ class Daemon:
         self._clock_socket: ClockSocket | None = None
         self._supervision: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
-        self._is_carbon_started = False
         self._periodic = Periodic()
 
-    def _accounted(self) -> Iterator[RunningJob]:
-        """Yield the jobs with carbon targets; a pipeline across hosts is one job, represented by its leader."""
+    def _with_targets(self) -> Iterator[RunningJob]:
+        """Yield the jobs whose targets this host decides; a pipeline across hosts is one job, its leader."""
         yield from (runner for runner in self.jobs if not runner.is_member)
         yield from self.members.leaders
 
@@ -224,9 +224,6 @@ class Daemon:
                 max_connections_per_user=settings.max_connections_per_user,
             )
             await self._server.start(listener.socket)
-            if self.carbon is not None:
-                self._is_carbon_started = True
-                await self.carbon.start()
             for service in self.services.values():
                 await service.start()
             self._periodic.every(_SWITCHING_PERIOD_S, "save switch latencies", self._save_switching)
@@ -269,8 +266,6 @@ class Daemon:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         self._periodic.close()
-        if self.carbon is not None and self._is_carbon_started:
-            await self.carbon.close()
         await self._server.close()
         if self._clock_socket is not None:
             self._clock_socket.close()
@@ -290,7 +285,7 @@ class Daemon:
         await asyncio.to_thread(self._history.close, _FLUSH_LIMIT_S)
 
     async def _save_accounts(self) -> None:
-        await self.jobs.accounts.save(self._accounted())
+        await self.jobs.accounts.save(self._with_targets())
 
     async def _save_switching(self) -> None:
         """Save the measured clock changes, and what `doctor --measure` found, for the next daemon."""
@@ -414,7 +409,6 @@ def serve(
     check_policy_name(settings.policy)
     for name in settings.policy_options:
         check_policy_name(name)
-    check_policy_name(settings.target, TARGET_GROUP)
     check_services(settings)
     _access_rules(settings)
     lock = InstanceLock(settings.lock_path).acquire()

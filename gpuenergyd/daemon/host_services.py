@@ -5,7 +5,7 @@ loop, so a service that blocks delays every training program.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -14,17 +14,22 @@ from typing import Any, Protocol
 from gpuenergyd.daemon.capped_worker import CappedWorker
 from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.jobs.registry import Jobs
-from gpuenergyd.daemon.ports import HistoryPort
+from gpuenergyd.daemon.ports import HistoryPort, RunningJob
+from gpuenergyd.daemon.processes.launch import StartPolicyHost
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply
+from gpuenergyd.daemon.processes.target_queries import TargetQuery, TargetReply
 from gpuenergyd.daemon.settings import SERVICES_GROUP, Settings
 from gpuenergyd.errors import GpuEnergyError, UsageError
 from gpuenergyd.gpu.link.messages import GpuSample
 
 log = logging.getLogger(__name__)
 
-_POWER_LIMITS = ("power_budget_w", "power_schedule_path", "power_ramp_w_per_s")
-"""Settings that only the service `power` enforces."""
+_NEEDS = {
+    "power": ("power_budget_w", "power_schedule_path", "power_ramp_w_per_s"),
+    "carbon": ("carbon_zone", "signal_path"),
+}
+"""Settings without effect unless a service with this name is installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +39,18 @@ class HostParts:
     settings: Settings
     gpus: Gpus
     jobs: Jobs
-    """Their runners accept events, such as a power target."""
+    """Their runners accept events, such as a power target; `watch` reports their iterations to a service."""
     ceilings: CappedWorker
     """Sets limits per GPU that no lease can exceed, and lifts them when the daemon stops."""
     divide_power: Callable[[PowerQuery], Awaitable[PowerReply | PolicyFailure]]
     """Asks a power target policy in the policy host, with the frontiers of all jobs."""
     history: HistoryPort
+    next_target: Callable[[str, TargetQuery], Awaitable[TargetReply | PolicyFailure]]
+    """Asks a target policy in the policy host about a job, with the job's frontier."""
+    start_policy_host: StartPolicyHost
+    """Starts a further policy host, for work that must not delay plans."""
+    with_targets: Callable[[], Iterable[RunningJob]]
+    """The jobs whose targets this host decides: a pipeline across hosts is one job, represented by its leader."""
 
 
 class HostService(Protocol):
@@ -102,15 +113,18 @@ def check_services(settings: Settings) -> None:
         GpuEnergyError: a service is missing that a setting needs, cannot be loaded, or refuses the settings.
     """
     services = host_services()
-    if "power" not in services:
-        missing = "no installed package provides the service 'power'"
-        for setting in _POWER_LIMITS:
+    for name in _NEEDS.keys() - services.keys():
+        for setting in _NEEDS[name]:
             if getattr(settings, setting) is not None:
-                raise UsageError(f"{setting} is set, but {missing}")
-        if settings.power_budget_path.exists():
-            log.warning(
-                "the power budget saved in %s, if still valid, is not in force: %s", settings.power_budget_path, missing
-            )
+                given = "carbon_signal" if setting == "signal_path" else setting
+                missing = f"no installed package provides the service {name!r}; the plugin gpuenergyd_{name} does"
+                raise UsageError(f"{given} is set, but {missing}")
+    if "power" not in services and settings.power_budget_path.exists():
+        log.warning(
+            "the power budget saved in %s, if still valid, is not in force: no installed package provides the service"
+            " 'power'",
+            settings.power_budget_path,
+        )
     if unknown := settings.service_options.keys() - services.keys():
         raise UsageError(f"[{min(unknown)}]: no such service; installed: {', '.join(services)}")
     for service in services.values():

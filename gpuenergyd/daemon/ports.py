@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from gpuenergyd.core.clock_request import ClockRequest
 from gpuenergyd.core.job.job import Job
@@ -110,7 +110,7 @@ class ReplicasPort(Protocol):
 
 
 class IterationWatcher(Protocol):
-    """A listener for the iterations of all jobs: the carbon service."""
+    """Decides the iteration times permitted to all jobs, and is told of their iterations: the carbon service."""
 
     def iteration_done(
         self, runner: RunningJob, observation: IterationObservation, purpose: PlanPurpose | None, begun_at: datetime
@@ -127,6 +127,10 @@ class IterationWatcher(Protocol):
 
     def job_ended(self, job_id: str) -> None:
         """Drop the state of a job."""
+        ...
+
+    def status(self, runner: RunningJob) -> Mapping[str, Any]:
+        """Return the fields `target` and `carbon` of a job's status."""
         ...
 
     def follow(self, runner: RunningJob, target: PerformanceTarget | None, reason: str = "") -> None:

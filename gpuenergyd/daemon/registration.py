@@ -10,8 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 
-from gpuenergyd.core.carbon.slowdown_account import JobLength
-from gpuenergyd.core.job.description import JobDescription
+from gpuenergyd.core.job.description import JobDescription, JobLength
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.operator_orders import SOURCE_TEXTS, OptionSource
 from gpuenergyd.core.job.outcome import expectation

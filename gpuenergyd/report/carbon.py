@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuenergyd.core.carbon.account import JobCarbon, WorkSlot, job_carbon
+from gpuenergyd.core.carbon.account import JobCarbon, WorkSlot, charged_time_s, job_carbon, saving_fields
 from gpuenergyd.core.carbon.intensity import CarbonSignal, IntensitySample
-from gpuenergyd.core.carbon.slowdown_account import charged_time_s
 from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, slowdown_text
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.count_text import count_text
@@ -60,12 +59,8 @@ class CarbonReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all values by their JSON and CSV names, without those of its energy."""
-        savings = self.tuned.savings if self.tuned is not None else None
         return {
-            "tuned_carbon_g": savings.actual_g if savings is not None else None,
-            "saved_by_plan_g": self.tuned.saved_by_plan_g if self.tuned is not None else None,
-            "saved_by_frontier_g": savings.saved_by_frontier_g if savings is not None else None,
-            "saved_by_timing_g": savings.saved_by_timing_g if savings is not None else None,
+            **saving_fields(self.tuned),
             "carbon_zone": self.signal.zone,
             "carbon_source": self.signal.source,
             "carbon_kind": self.signal.kind,

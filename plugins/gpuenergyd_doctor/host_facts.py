@@ -240,7 +240,7 @@ def _is_time_synchronised() -> bool | None:
 
 
 def _carbon(settings: Settings, status: dict[str, Any] | None) -> CarbonFacts | None:
-    from gpuenergyd.carbon.fetched_file import FetchState, read_fetched  # noqa: PLC0415
+    from gpuenergyd_carbon.fetched_file import FetchState, read_fetched  # noqa: PLC0415
 
     zone, is_fetched = settings.carbon_zone, settings.needs_carbon_fetcher
     if zone is None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpuenergyd.carbon.sources.web import SourceError, Web, WebLimits
 from gpuenergyd.errors import UsageError
+from gpuenergyd_carbon.sources.web import SourceError, Web, WebLimits
 from gpuenergyd_prove.errors import ProofError
 from gpuenergyd_prove.proof.measurements import PowerSample
 from gpuenergyd_prove.proof.outside_meter import COVERS

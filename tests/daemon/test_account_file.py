@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.core.carbon.account import WorkSlot
-from gpuenergyd.core.carbon.slowdown_account import SlowdownAccount
 from gpuenergyd.core.job.time_account import AccountTotals
 from gpuenergyd.daemon.account_file import AccountFile, FileContent, SavedAccount, running_processes
-from gpuenergyd.daemon.carbon.accounts import SavedSlowdown
+from gpuenergyd_carbon.accounts import SavedSlowdown
+from gpuenergyd_carbon.rules.slowdown_account import SlowdownAccount
 
 OWN_PROCESSES = {0: os.getpid()}
 SLOT = WorkSlot(datetime(2030, 1, 1, tzinfo=UTC), 10, 5.0, 900.0, None)

@@ -10,31 +10,24 @@ import pytest
 from docs.site.house_map import ROOT
 from gpuenergyd.daemon.api.status import daemon_status
 from gpuenergyd.daemon.app import Daemon
-from gpuenergyd.daemon.capped_worker import CappedWorker
 from gpuenergyd.daemon.host_services import HostParts, HostService, check_services, host_services
-from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.settings import load_settings
 from gpuenergyd.errors import GpuEnergyError, UsageError
 from gpuenergyd.gpu.link.messages import GpuSample
 from gpuenergyd.wire.daemon_codec import encode
 from gpuenergyd_power.requested import RequestFile
 from gpuenergyd_power.rules.budget import BudgetSource, PowerBudget
+from tests.support.api_server import parts_of
 from tests.support.documents import blocks
 from tests.support.installed_distribution import install_distribution
-from tests.support.job_stage import FakeWorker, Stage
+from tests.support.job_stage import Stage
 
 PAGE = ROOT / "docs" / "how-to" / "write-a-plugin.md"
 
 
-async def no_policy(*_: object) -> PolicyFailure:
-    return PolicyFailure("no policy host")
-
-
 def parts(folder: Path) -> HostParts:
     """Return the parts of a host with one job."""
-    stage = Stage()
-    capped = CappedWorker(FakeWorker(), stage.gpus)
-    return HostParts(load_settings(state_dir=folder), stage.gpus, stage.jobs, capped, no_policy, stage.history)
+    return parts_of(Stage(), load_settings(state_dir=folder))
 
 
 @pytest.fixture
@@ -128,8 +121,9 @@ def test_a_requested_budget_without_the_service_that_keeps_it_is_logged(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"heat": {}}, r"\[heat\]: no such service; installed: idle, power"),
+        ({"heat": {}}, r"\[heat\]: no such service; installed: carbon, idle, power"),
         ({"power": {"budget_w": 5}}, r"\[power\]: no such table"),
+        ({"carbon": {"zone": "GB"}}, r"\[carbon\]: no such table"),
         ({"idle": {"after": 5}}, r"\[idle\]: unknown option 'after'; valid: enabled, after_s"),
         ({"idle": {"enabled": 1}}, r"\[idle\] enabled = 1: must be true or false"),
         ({"idle": {"after_s": 0.1}}, r"\[idle\] after_s = 0.1: must be from 1 to 86400"),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from gpuenergyd.core.carbon.slowdown_account import JobLength
+from gpuenergyd.core.job.description import JobLength
 from gpuenergyd.core.pipeline.reorder import RankMemory, ReorderOffer
 from gpuenergyd.daemon.registration import (
     check_texts,

@@ -11,6 +11,7 @@ import pytest
 
 from docs.site.house_map import PACKAGES, ROOT
 from gpuenergyd import __version__
+from gpuenergyd.cli.app import _OF_PLUGINS
 from gpuenergyd.gpu.restore.command import restore
 from tests.gpu.conftest import fake_nvml_library
 from tests.support.daemon_process import DaemonProcess, training
@@ -63,7 +64,9 @@ def test_no_plugin_can_be_imported_and_commands_of_plugins_are_unknown(core_pyth
 
     assert found.returncode == 0
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "demo" in refused.stderr
+    assert refused.stderr.splitlines() == [
+        "gpuenergyd: no command 'demo': its plugin gpuenergyd_sim is not installed",
+    ]
     assert group_refused.returncode == 2
     (reason,) = group_refused.stderr.splitlines()
     assert reason.endswith(
@@ -72,6 +75,27 @@ def test_no_plugin_can_be_imported_and_commands_of_plugins_are_unknown(core_pyth
     assert listed.returncode == 0
     assert "serve" in listed.stdout
     assert "demo" not in listed.stdout
+
+
+def test_every_command_of_a_plugin_names_it() -> None:
+    commands = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["gpuenergyd.commands"]
+
+    assert {name: f"gpuenergyd_{plugin}" for name, plugin in _OF_PLUGINS.items()} == {
+        name: value.partition(":")[0] for name, value in commands.items()
+    }
+
+
+def test_a_carbon_zone_without_the_plugin_is_refused_in_one_line(
+    core_python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUENERGYD_CARBON_ZONE", "GB")
+
+    refused = gpuenergyd(core_python, "serve", "--runtime-dir", str(tmp_path), "--state-dir", str(tmp_path))
+
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[-1].endswith(
+        "carbon_zone is set, but no installed package provides the service 'carbon'; the plugin gpuenergyd_carbon does"
+    )
 
 
 def test_a_driver_of_a_missing_plugin_is_refused_in_one_line(core_python: Path, tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from docs.site.house_map import PYTHON_PATH
 from docs.site.metrics import exported_families
 from docs.site.python_api import public_modules
 from docs.site.screenshots import WIDTHS
-from gpuenergyd.carbon.signal_file import SignalFile
 from gpuenergyd.cli.help.command_tree import described_commands
 from gpuenergyd.client.connection import HttpConnection
 from gpuenergyd.daemon.api.openapi import api_description
@@ -30,6 +29,7 @@ from gpuenergyd.daemon.settings import Settings, load_settings
 from gpuenergyd.wire.instance_json import parse_instance
 from gpuenergyd.wire.profile_csv import parse_profile_table
 from gpuenergyd.wire.profile_files import parse_order, read_waiting_power_file
+from gpuenergyd_carbon.signal_file import SignalFile
 from gpuenergyd_fleet.event_input import events_of_file
 from gpuenergyd_power.schedule_file import read_schedule
 from tests.support.chromium import CHROMIUM, Page, in_browser

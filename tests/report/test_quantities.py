@@ -17,8 +17,6 @@ from gpuenergyd.cli.main import run
 from gpuenergyd.core.carbon.intensity import EmissionFactor, IntensityBasis, SampleStatus, SignalKind
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.daemon.api.metrics import metrics_text
-from gpuenergyd.daemon.carbon.service import RunningEmissions
-from gpuenergyd.daemon.carbon.status import carbon_figures
 from gpuenergyd.quantities.energy_use import NO_ENERGY
 from gpuenergyd.report.formatting import cost_text, energy_text, grams_text
 from gpuenergyd.store.records import (
@@ -32,6 +30,8 @@ from gpuenergyd.store.records import (
     RollupRecord,
     TargetRecord,
 )
+from gpuenergyd_carbon.job_views import carbon_figures
+from gpuenergyd_carbon.service import RunningEmissions
 from tests.daemon.api.test_metrics import STATUS
 from tests.support.sample_history import write_sample_history
 from tests.support.stored_history import write_records

@@ -1,6 +1,6 @@
 """An HTTP server of the daemon without GPU worker and policy host, for tests of the server alone."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,11 @@ from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
 from gpuenergyd.daemon.manual_leases.releases import GpuReleases
+from gpuenergyd.daemon.processes.launch import PolicyChannel
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
-from gpuenergyd.daemon.settings import load_settings
+from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply
+from gpuenergyd.daemon.settings import Settings, load_settings
+from gpuenergyd.errors import GpuError
 from tests.support.job_stage import FakeWorker, Stage
 
 
@@ -25,16 +28,34 @@ async def no_policy(*_: object) -> PolicyFailure:
     return PolicyFailure("no policy host")
 
 
+async def no_policy_host() -> PolicyChannel:
+    """Fail: no test asks for a forecast."""
+    raise GpuError("no policy host")
+
+
 async def any_policy(_: str) -> None:
     """Accept any options."""
+
+
+def parts_of(
+    stage: Stage,
+    settings: Settings,
+    *,
+    capped: CappedWorker | None = None,
+    divide_power: Callable[[PowerQuery], Awaitable[PowerReply | PolicyFailure]] = no_policy,
+) -> HostParts:
+    """Return the parts of a host without policy host, for its services."""
+    capped = capped or CappedWorker(FakeWorker(), stage.gpus)
+    return HostParts(
+        settings, stage.gpus, stage.jobs, capped, divide_power, stage.history, no_policy, no_policy_host, tuple
+    )
 
 
 def server_of(stage: Stage, folder: Path, *, status: Callable[[], Mapping[str, Any]] = dict) -> Server:
     """Return a server that is not started."""
     worker = FakeWorker()
     leases = ManualLeases(worker, stage.gpus, stage.history)
-    capped = CappedWorker(worker, stage.gpus)
-    parts = HostParts(load_settings(state_dir=folder), stage.gpus, stage.jobs, capped, no_policy, stage.history)
+    parts = parts_of(stage, load_settings(state_dir=folder), capped=CappedWorker(worker, stage.gpus))
     return Server(
         stage.jobs,
         ManualChanges(

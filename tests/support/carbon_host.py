@@ -4,16 +4,16 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from gpuenergyd.core.carbon.grid_clock import GridClock
 from gpuenergyd.core.carbon.intensity import HOUR
 from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
-from gpuenergyd.daemon.carbon.feed import CarbonFeed
-from gpuenergyd.daemon.carbon.targets import CarbonTargets
-from gpuenergyd.daemon.processes.carbon_queries import TargetQuery, TargetReply, answer_target
+from gpuenergyd.daemon.processes.target_queries import TargetQuery, TargetReply, answer_target
 from gpuenergyd.daemon.settings import load_settings
 from gpuenergyd.store.records import TargetRecord
-from gpuenergyd_policies.carbon.targets import CarbonTarget
+from gpuenergyd_carbon.feed import CarbonFeed
+from gpuenergyd_carbon.policy.target import CarbonTarget
+from gpuenergyd_carbon.rules.grid_clock import GridClock
+from gpuenergyd_carbon.targets import CarbonTargets
 from tests.support.virtual_pipeline import FIRST_AT, KeptRecords
 
 HISTORY_DAYS = 9

@@ -16,7 +16,6 @@ import gpuenergyd_trainers.huggingface
 import gpuenergyd_trainers.lightning
 import gpuenergyd_trainers.megatron
 import gpuenergyd_trainers.torch_pipelining
-from gpuenergyd.carbon.sources.source import CarbonSource, SourceOptions, SourceReply
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.client.loop import LoopJob
 from gpuenergyd.core.carbon.intensity import CarbonSignal
@@ -37,6 +36,7 @@ from gpuenergyd.core.policy_api.prior_policy import PriorPolicy, PriorView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.core.policy_api.target_policy import TargetPolicy, TargetView
 from gpuenergyd.core.policy_api.testing import SimulatedJob, job_view, pipeline_profile
+from gpuenergyd_carbon.sources.source import CarbonSource, SourceOptions, SourceReply
 from gpuenergyd_sim.driver.host import SimulatedHost
 from gpuenergyd_trainers.joining.handle import Handle
 from gpuenergyd_trainers.loop import iterations

@@ -9,7 +9,6 @@ PACKAGES = {
     "core": ("gpuenergyd/core/",),
     "policies": ("policies/gpuenergyd_policies/",),
     "core and policies": ("gpuenergyd/core/", "policies/gpuenergyd_policies/"),
-    "carbon": ("gpuenergyd/carbon/",),
     "cli": ("gpuenergyd/cli/",),
     "client": ("gpuenergyd/client/",),
     "daemon": ("gpuenergyd/daemon/",),

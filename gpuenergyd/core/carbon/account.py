@@ -59,6 +59,17 @@ class JobCarbon:
         return None if self.baseline_g is None else self.baseline_g - self.savings.full_speed_g
 
 
+def saving_fields(carbon: JobCarbon | None) -> dict[str, float | None]:
+    """Return emissions and savings of tuned iterations by their JSON names; None if unknown."""
+    savings = carbon.savings if carbon is not None else None
+    return {
+        "tuned_carbon_g": savings.actual_g if savings is not None else None,
+        "saved_by_plan_g": carbon.saved_by_plan_g if carbon is not None else None,
+        "saved_by_frontier_g": savings.saved_by_frontier_g if savings is not None else None,
+        "saved_by_timing_g": savings.saved_by_timing_g if savings is not None else None,
+    }
+
+
 def job_carbon(
     slots: Sequence[WorkSlot],
     frontier: Sequence[tuple[float, float]],
@@ -107,6 +118,17 @@ def job_carbon(
         host_power_w=host_power_w,
         model_scale=scale,
     )
+
+
+def charged_time_s(
+    iteration_time_s: float, *, full_speed_time_s: float, permitted_time_s: float, is_own: bool
+) -> float:
+    """Return the time charged for an iteration in the job's slowdown account and in reports.
+
+    A disturbed iteration (checkpoint, evaluation, stall) or one at straggler pace is charged at most the permitted
+    time, because the job's own share of its time is unknown.
+    """
+    return iteration_time_s if is_own else min(iteration_time_s, max(permitted_time_s, full_speed_time_s))
 
 
 def _constant_speed_grams(

@@ -1,22 +1,16 @@
-"""Carbon intensities, their forecasts, emissions in grams, and the fallback when the source is unavailable.
+"""Carbon intensities, their forecasts, and emissions in grams.
 
 An intensity is never a bare number: average and marginal, life-cycle and direct, measured and estimated values are
 different quantities and are never combined.
 """
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 
-from gpuenergyd.errors import CarbonDataError, CarbonSourceError
+from gpuenergyd.errors import CarbonDataError
 
 JOULES_PER_KWH = 3.6e6
-GRAMS_PER_POUND = 453.59237
-MAX_AVERAGE_G_PER_KWH = 2000.0
-MAX_MARGINAL_G_PER_KWH = 3000.0
-"""Above all recorded values of any grid: a larger value has a wrong unit or comes from a broken reply."""
 HOUR = timedelta(hours=1)
 
 
@@ -44,9 +38,6 @@ class SampleStatus(StrEnum):
     STATIC = "static"
 
 
-_STATUS_RANK = {status: rank for rank, status in enumerate(SampleStatus)}
-
-
 @dataclass(frozen=True, slots=True)
 class CarbonSignal:
     """Quantity and source of a series of intensities; values of two signals are never mixed."""
@@ -71,19 +62,6 @@ class IntensitySample:
             raise CarbonDataError(f"interval {self.valid_from_at} to {self.valid_to_at} needs a time zone, e.g. UTC")
         if not self.valid_from_at < self.valid_to_at:
             raise CarbonDataError(f"interval {self.valid_from_at} to {self.valid_to_at} must end after it begins")
-
-
-def checked_intensity(value: object, kind: SignalKind = SignalKind.AVERAGE) -> float:
-    """Return a carbon intensity in g/kWh as a float.
-
-    Raises:
-        CarbonSourceError: the value is not a number, negative, or larger than any grid's.
-    """
-    limit = MAX_MARGINAL_G_PER_KWH if kind is SignalKind.MARGINAL else MAX_AVERAGE_G_PER_KWH
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= limit:
-        shown = "null" if value is None else f"{value!r:.40}"
-        raise CarbonSourceError(f"carbon intensity {shown} is not a number from 0 to {limit:g} g/kWh ({kind})")
-    return float(value)
 
 
 def grams(energy_j: float, carbon_intensity_g_per_kwh: float) -> float:
@@ -123,36 +101,6 @@ class HourlySeries:
         """Return the hours that were complete at an instant, for replays without look-ahead."""
         num_known = min(len(self.values), max(0, self.index_of(instant)))
         return replace(self, values=self.values[:num_known])
-
-
-def hourly_series(zone: str, samples: Iterable[IntensitySample]) -> HourlySeries | None:
-    """Return time-weighted hourly means, using the sample of best status for each interval; None without samples.
-
-    An hour is NaN if samples cover less than half of it.
-    """
-    best: dict[datetime, IntensitySample] = {}
-    for sample in samples:
-        known = best.get(sample.valid_from_at)
-        if known is None or _STATUS_RANK[sample.status] <= _STATUS_RANK[known.status]:
-            best[sample.valid_from_at] = sample
-    if not best:
-        return None
-    sums: dict[datetime, tuple[float, float]] = {}
-    for sample in best.values():
-        begin = sample.valid_from_at.astimezone(UTC)
-        end = sample.valid_to_at.astimezone(UTC)
-        while begin < end:
-            hour = begin.replace(minute=0, second=0, microsecond=0)
-            until = min(end, hour + HOUR)
-            weight_s = (until - begin).total_seconds()
-            total, known_s = sums.get(hour, (0.0, 0.0))
-            sums[hour] = (total + weight_s * sample.carbon_intensity_g_per_kwh, known_s + weight_s)
-            begin = until
-    first, last = min(sums), max(sums)
-    hours = [first + k * HOUR for k in range((last - first) // HOUR + 1)]
-    values = [sums[hour][0] / sums[hour][1] if hour in sums and sums[hour][1] >= 1800.0 else math.nan for hour in hours]
-    is_fixed = all(sample.status is SampleStatus.STATIC for sample in best.values())
-    return HourlySeries(zone, first, values=tuple(values), is_fixed=is_fixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,66 +159,6 @@ class IntensityBasis(StrEnum):
     def is_current(self) -> bool:
         """Whether the intensity is that of the current hour, instead of a substitute for a missing value."""
         return self in {IntensityBasis.FIXED, IntensityBasis.LIVE}
-
-
-@dataclass(frozen=True, slots=True)
-class StalenessRules:
-    """Maximum age of each basis; beyond it the next basis is used."""
-
-    live_max_age_s: float = 2 * 3600.0
-    forecast_max_age_s: float = 24 * 3600.0
-    history_max_age_s: float = 7 * 86400.0
-
-
-@dataclass(frozen=True, slots=True)
-class IntensityNow:
-    """Current intensity with its basis; the intensity is None with basis `neutral`."""
-
-    carbon_intensity_g_per_kwh: float | None
-    basis: IntensityBasis
-    age_s: float | None
-    """Time since the end of the newest known interval; None without one, and for a fixed value."""
-
-
-def intensity_now(
-    now_at: datetime,
-    history: HourlySeries | None,
-    forecast: CarbonForecast | None = None,
-    *,
-    rules: StalenessRules | None = None,
-) -> IntensityNow:
-    """Return the current intensity: the last value while fresh, else the forecast, else the mean of this hour of day.
-
-    A history that ends in the future, because of a wrong clock, has age 0.
-    """
-    rules = rules or StalenessRules()
-    values = history.values if history is not None else ()
-    newest = next((k for k in range(len(values) - 1, -1, -1) if math.isfinite(values[k])), None)
-    age_s = None
-    if history is not None and newest is not None:
-        if history.is_fixed:
-            return IntensityNow(values[newest], IntensityBasis.FIXED, None)
-        here = min(newest, max(0, history.index_of(now_at)))
-        age_s = max(0.0, (now_at - (history.first_hour_at + (newest + 1) * HOUR)).total_seconds())
-        if age_s <= rules.live_max_age_s:
-            value = values[here] if math.isfinite(values[here]) else values[newest]
-            return IntensityNow(value, IntensityBasis.LIVE, age_s)
-    if forecast is not None and (now_at - forecast.issued_at).total_seconds() <= rules.forecast_max_age_s:
-        expected = forecast.value_at(now_at)
-        if expected is not None and math.isfinite(expected):
-            return IntensityNow(expected, IntensityBasis.FORECAST, age_s)
-    if history is not None and age_s is not None and age_s <= rules.history_max_age_s:
-        mean = same_hour_mean(history, now_at)
-        if mean is not None:
-            return IntensityNow(mean, IntensityBasis.HISTORICAL_MEAN, age_s)
-    return IntensityNow(None, IntensityBasis.NEUTRAL, age_s)
-
-
-def same_hour_mean(history: HourlySeries, instant: datetime, num_days: int = 7) -> float | None:
-    """Return the mean of the last `num_days` known values at an instant's hour of day; None if there is none."""
-    index = history.index_of(instant)
-    known = [v for v in reversed(history.values[(index % 24) :: 24]) if math.isfinite(v)][:num_days]
-    return sum(known) / len(known) if known else None
 
 
 @dataclass(frozen=True, slots=True)

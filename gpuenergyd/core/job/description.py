@@ -1,9 +1,10 @@
 """Description of a job, and its pipeline ranks with the schedule formed by their instruction orders."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
-from gpuenergyd.core.carbon.slowdown_account import JobLength
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, Schedule, dependency_graph
 from gpuenergyd.core.pipeline.reorder import Orders
 from gpuenergyd.core.pipeline.schedules import stage_of_chunk, with_communication
@@ -11,6 +12,22 @@ from gpuenergyd.core.policy_api.policy import GpuView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import GpuEnergyError, JobError
+
+
+@dataclass(frozen=True, slots=True)
+class JobLength:
+    """Length of a job as given by its owner: number of iterations, hours of training, or a deadline."""
+
+    num_iterations: int | None = None
+    hours: float | None = None
+    """Hours of training at full speed."""
+    deadline_at: datetime | None = None
+
+    def total_iterations(self, full_speed_time_s: float) -> int | None:
+        """Return the total number of iterations; None if unknown."""
+        if self.num_iterations is not None:
+            return self.num_iterations
+        return None if self.hours is None else max(1, math.ceil(self.hours * 3600.0 / full_speed_time_s))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.power_swing import SwingFigure
 from gpuenergyd.core.pipeline.reorder import order_fields
 from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
-from gpuenergyd.daemon.carbon.service import CarbonService
 from gpuenergyd.daemon.gpus.host_energy import HostEnergy
 from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, GpuClaim, Gpus
 from gpuenergyd.daemon.host_services import HostService
@@ -50,7 +49,6 @@ class StatusSource(Protocol):
     members: PipelineMembers
     worker: GpuWorker
     policy: PolicyClient
-    carbon: CarbonService | None
     host_energy: HostEnergy
     services: Mapping[str, HostService]
 
@@ -62,10 +60,9 @@ class StatusSource(Protocol):
 def daemon_status(daemon: StatusSource) -> dict[str, Any]:
     """Return the status of the daemon: health, GPUs and jobs."""
     history, welcome = daemon.history_status(), daemon.worker.welcome
-    carbon_trouble = daemon.carbon.trouble() if daemon.carbon is not None else None
     history_trouble = f"history: {history.reason}" if history.reason else None
     services = daemon.services.values()
-    troubles = (daemon.worker.trouble, history_trouble, carbon_trouble, *(service.trouble for service in services))
+    troubles = (daemon.worker.trouble, history_trouble, *(service.trouble for service in services))
     reasons = [reason for reason in troubles if reason]
     # GPUs without control rights are normal in observe mode.
     normal = {*USABLE_HEALTH, GpuHealth.RELEASED}
@@ -105,7 +102,6 @@ def daemon_status(daemon: StatusSource) -> dict[str, Any]:
         "ended_jobs": [_ended_job(ended) for ended in reversed(daemon.jobs.ended)],
         **_total_saved_power(daemon.jobs),
         **{name: value for service in services for name, value in service.status().items()},
-        "carbon": daemon.carbon.status() if daemon.carbon is not None else None,
         "clock_requests": {
             "num_stale": daemon.jobs.clock_requests.num_stale,
             "num_hostile": daemon.jobs.clock_requests.num_hostile,
@@ -325,11 +321,10 @@ def _option_source(job: Job, registration: RankRegistration, name: str) -> Optio
     return OptionSource.OPERATOR if getattr(job.orders, name) is not None else option_source(registration, name)
 
 
-def _carbon(daemon: StatusSource, runner: RunningJob | None) -> dict[str, Any]:
+def _carbon(daemon: StatusSource, runner: RunningJob | None) -> Mapping[str, Any]:
     """Return target and emissions of a job; None for members of a pipeline, whose leader reports them for all."""
-    if daemon.carbon is None or runner is None:
-        return {"target": None, "carbon": None}
-    return daemon.carbon.job_status(runner)
+    watcher = daemon.jobs.services.watcher
+    return {"target": None, "carbon": None} if watcher is None or runner is None else watcher.status(runner)
 
 
 def _pipeline(daemon: StatusSource, runner: JobRunner) -> dict[str, Any] | None:

@@ -37,7 +37,7 @@ from gpuenergyd.daemon.jobs.clock_requests import ClockRequests
 from gpuenergyd.daemon.jobs.replicas import Replicas, TimeAccounts
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.jobs.sessions import RankSession, RankSessions
-from gpuenergyd.daemon.ports import JobServices
+from gpuenergyd.daemon.ports import IterationWatcher, JobServices
 from gpuenergyd.daemon.processes.plugins import PolicyNames, with_default_options
 from gpuenergyd.daemon.registration import (
     MAX_VALUE_CHARS,
@@ -57,7 +57,7 @@ from gpuenergyd.daemon.registration import (
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.daemon.runtime.process_end import ProcessEnd
 from gpuenergyd.daemon.runtime.user_rates import UserRates
-from gpuenergyd.errors import JobError, ProtocolError
+from gpuenergyd.errors import GpuEnergyError, JobError, ProtocolError
 from gpuenergyd.gpu.link.messages import (
     ClockChangeReport,
     GpuHealth,
@@ -148,6 +148,16 @@ class Jobs:
 
     def __iter__(self) -> Iterator[JobRunner]:
         return iter(list(self._runners.values()))
+
+    def watch(self, watcher: IterationWatcher, carbon_zone: str) -> None:
+        """Have a service decide the targets of all jobs, before the first job begins.
+
+        Raises:
+            GpuEnergyError: another service decides them.
+        """
+        if self.services.watcher is not None:
+            raise GpuEnergyError(f"{type(watcher).__name__}: another service decides the targets of jobs already")
+        self.services = replace(self.services, watcher=watcher, carbon_zone=carbon_zone)
 
     def runner(self, job_id: str) -> JobRunner | None:
         """Return a job that has not ended."""

@@ -18,7 +18,7 @@ from gpuenergyd.errors import UnknownPolicyError
 POLICY_GROUP = "gpuenergyd.policies"
 TARGET_GROUP = "gpuenergyd.targets"
 POWER_GROUP = "gpuenergyd.power_targets"
-_CARBON_GROUP = "gpuenergyd.carbon"
+_TASK_GROUP = "gpuenergyd.tasks"
 _OWN_DISTRIBUTION = "gpuenergyd"
 _METHODS = {POLICY_GROUP: "next_plan", TARGET_GROUP: "next_target", POWER_GROUP: "divide"}
 _KINDS = {POLICY_GROUP: "policy", TARGET_GROUP: "target policy", POWER_GROUP: "power target policy"}
@@ -163,16 +163,17 @@ def load_power_target(name: str) -> PowerTargetPolicy:
     return policy
 
 
-def load_carbon_function(name: str) -> Any:
-    """Return a function for carbon intensity: `forecast` or `timing-value`.
+def load_task(name: str) -> Callable[[str], str]:
+    """Return the function of a service that the policy host runs for it, from JSON to JSON.
 
     Raises:
         UnknownPolicyError: no installed package provides it.
     """
-    point = next(iter(entry_points(group=_CARBON_GROUP, name=name)), None)
+    point = next(iter(entry_points(group=_TASK_GROUP, name=name)), None)
     if point is None:
-        raise UnknownPolicyError(f"no entry point {name!r} in {_CARBON_GROUP}; reinstall gpuenergyd[daemon]")
-    return point.load()
+        raise UnknownPolicyError(f"no entry point {name!r} in {_TASK_GROUP}")
+    task: Callable[[str], str] = point.load()
+    return task
 
 
 def _loaded(name: str, group: str) -> Any:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from gpuenergyd.core.pipeline.fitted import FittedPipeline
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd.daemon.processes.carbon_queries import ForecastQuery, ForecastReply, TargetQuery, TargetReply
 from gpuenergyd.daemon.processes.launch import PolicyChannel, StartPolicyHost
 from gpuenergyd.daemon.processes.plugins import policy_options
-from gpuenergyd.daemon.processes.policy_host import MAX_LINE_BYTES, PlanAnswer, PlanRequest
+from gpuenergyd.daemon.processes.policy_host import MAX_LINE_BYTES, PlanAnswer, PlanRequest, ServiceTask
 from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply
+from gpuenergyd.daemon.processes.target_queries import TargetQuery, TargetReply
 from gpuenergyd.daemon.processes.view_delta import ViewSender
 from gpuenergyd.errors import GpuError, ProtocolError
 from gpuenergyd.silence import Silence
@@ -109,9 +109,10 @@ class PolicyClient:
         answer = await self._send(PlanRequest(0, job_id, query.target_policy, target=query))
         return answer.target or PolicyFailure(answer.error or "the policy returned no target")
 
-    async def forecast(self, query: ForecastQuery) -> ForecastReply | PolicyFailure:
-        answer = await self._send(PlanRequest(0, "", "forecast", forecast=query))
-        return answer.forecast or PolicyFailure(answer.error or "the policy host returned no forecast")
+    async def run_task(self, task: ServiceTask) -> str | PolicyFailure:
+        """Return the result of a service's function, or a failure."""
+        answer = await self._send(PlanRequest(0, "", task.name, task=task))
+        return answer.result.text if answer.result else PolicyFailure(answer.error or f"{task.name} returned nothing")
 
     async def divide_power(self, query: PowerQuery) -> PowerReply | PolicyFailure:
         """Return a budget divided among jobs, or a failure."""
@@ -149,7 +150,7 @@ class PolicyClient:
             except asyncio.CancelledError:
                 await self._kill()
                 raise
-            self._has_answered = self._has_answered or view is not None or request.forecast is not None
+            self._has_answered = self._has_answered or view is not None or request.task is not None
             return answer
 
     async def _answer_within(
@@ -174,7 +175,7 @@ class PolicyClient:
         difference = None
         if view is not None:
             difference = self._sent.setdefault(request.job_id, ViewSender()).difference(view)
-        elif request.target is None and request.forecast is None and request.power is None:
+        elif request.target is None and request.task is None and request.power is None:
             self._sent.pop(request.job_id, None)
         host.writer.write(encode(replace(request, request_id=request_id, view=difference)) + b"\n")
         await host.writer.drain()

@@ -22,16 +22,9 @@ from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
 from gpuenergyd.core.policy_api.power import PowerTargetPolicy
 from gpuenergyd.core.policy_api.target_policy import TargetPolicy
-from gpuenergyd.daemon.processes.carbon_queries import (
-    ForecastQuery,
-    ForecastReply,
-    TargetQuery,
-    TargetReply,
-    answer_forecast,
-    answer_target,
-)
-from gpuenergyd.daemon.processes.plugins import load_policy, load_power_target, load_target_policy
+from gpuenergyd.daemon.processes.plugins import load_policy, load_power_target, load_target_policy, load_task
 from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply, answer_power
+from gpuenergyd.daemon.processes.target_queries import TargetQuery, TargetReply, answer_target
 from gpuenergyd.daemon.processes.view_delta import ViewDifference, ViewReceiver
 from gpuenergyd.log_lines import configure_logging
 from gpuenergyd.wire import MAX_STRING_CHARS
@@ -54,10 +47,25 @@ _LIBRARIES = ("importlib", "numpy", "scipy", "numba", "sklearn")
 
 
 @dataclass(frozen=True, slots=True)
-class PlanRequest:
-    """A request for a job's next plan or fitted profile, a target, a forecast or power shares, or to discard a job.
+class ServiceTask:
+    """A function that a service has the policy host run: its entry point in `gpuenergyd.tasks`, and its argument."""
 
-    With `target`, `forecast` or `power`: answer that query, without changing the job's policy. With `view`: return the
+    name: str
+    argument: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """What the function of a task returned."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """A request for a job's next plan or fitted profile, a target, a task or power shares, or to discard a job.
+
+    With `target`, `task` or `power`: answer that query, without changing the job's policy. With `view`: return the
     next plan. With none of them: discard the job's policy, and import `policy` if it is named.
     """
 
@@ -66,7 +74,7 @@ class PlanRequest:
     policy: str
     view: ViewDifference | None = None
     target: TargetQuery | None = None
-    forecast: ForecastQuery | None = None
+    task: ServiceTask | None = None
     power: PowerQuery | None = None
     is_fit: bool = False
     """Whether the request is for the policy's fitted profile instead of a plan."""
@@ -74,13 +82,13 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class PlanAnswer:
-    """The answer to one request: the plan, target, forecast or shares, or an error message."""
+    """The answer to one request: the plan, target, result or shares, or an error message."""
 
     request_id: int
     plan: ClockPlan | None = None
     error: str | None = None
     target: TargetReply | None = None
-    forecast: ForecastReply | None = None
+    result: TaskResult | None = None
     host_pid: int | None = None
     power: PowerReply | None = None
     fitted: FittedPipeline | None = None
@@ -107,7 +115,7 @@ class PolicyHost:
 
     def answer(self, request: PlanRequest) -> PlanAnswer:  # noqa: PLR0911  one per kind of request and failure
         """Return the requested result, or the error in one line."""
-        if request.target is not None or request.forecast is not None or request.power is not None:
+        if request.target is not None or request.task is not None or request.power is not None:
             try:
                 return self._answer_query(request)
             except Exception as error:  # noqa: BLE001  see below
@@ -173,8 +181,9 @@ class PolicyHost:
             policies = {job_id: policy for job_id, (_, policy) in self._policies.items()}
             shares = answer_power(divider, power, policies, self._views)
             return PlanAnswer(request.request_id, power=shares)
-        if request.forecast is not None:
-            return PlanAnswer(request.request_id, forecast=answer_forecast(request.forecast))
+        if request.task is not None:
+            result = TaskResult(load_task(request.task.name)(request.task.argument))
+            return PlanAnswer(request.request_id, result=result)
         assert request.target is not None
         key = (request.job_id, request.target.target_policy)
         if key not in self._targets:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from gpuenergyd.core.policy_api.policy import ClockPolicy, FrontierPoint, JobView
 from gpuenergyd.core.policy_api.power import PowerDecision, PowerJobView, PowerTargetPolicy, PowerView
-from gpuenergyd.daemon.processes.carbon_queries import frontier_of
+from gpuenergyd.daemon.processes.target_queries import frontier_of
 
 
 @dataclass(frozen=True, slots=True)

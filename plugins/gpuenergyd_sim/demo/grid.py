@@ -109,8 +109,8 @@ class DemoGrid:
         return timedelta(seconds=2 * self.num_hours * self.hour_s)
 
     def _read(self, path: Path) -> HourlySeries:
-        from gpuenergyd.carbon.signal_file import SignalFile, zone_of_file  # noqa: PLC0415  start fast
         from gpuenergyd.errors import CarbonDataError  # noqa: PLC0415
+        from gpuenergyd_carbon.signal_file import SignalFile, zone_of_file  # noqa: PLC0415  start fast
 
         try:
             return SignalFile(path, zone_of_file(path)).read()

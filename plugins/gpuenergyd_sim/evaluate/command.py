@@ -47,8 +47,8 @@ def evaluate(
         gpuenergyd evaluate my-policy bubble-aware --max-slowdown 0.05 --seed 3
         gpuenergyd evaluate cost:eta=0.7 --gpu-model h100-sxm --stages 8 --json
     """
-    from gpuenergyd.cli.plan.inputs import load_planner  # noqa: PLC0415  start fast
     from gpuenergyd.daemon.processes.plugins import load_policy  # noqa: PLC0415
+    from gpuenergyd_plan.inputs import load_planner  # noqa: PLC0415  start fast
     from gpuenergyd_sim.evaluate.evaluation import Evaluation  # noqa: PLC0415
     from gpuenergyd_sim.virtual_training.random_jobs import random_job  # noqa: PLC0415
 

@@ -11,10 +11,18 @@ from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import BaselineView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.core.policy_api.target_policy import TargetView
-from gpuenergyd.daemon.processes.carbon_queries import EncodedSeries, ForecastQuery, TargetQuery, TimingValueQuery
-from gpuenergyd.daemon.processes.policy_host import MAX_LINE_BYTES, PlanAnswer, PlanRequest, PolicyHost, run
+from gpuenergyd.daemon.processes.policy_host import (
+    MAX_LINE_BYTES,
+    PlanAnswer,
+    PlanRequest,
+    PolicyHost,
+    ServiceTask,
+    run,
+)
+from gpuenergyd.daemon.processes.target_queries import EncodedSeries, TargetQuery
 from gpuenergyd.daemon.processes.view_delta import ViewSender
 from gpuenergyd.wire.daemon_codec import decode, encode
+from gpuenergyd_carbon.forecasting import TASK, ForecastQuery, ForecastReply, TimingValueQuery
 from tests.daemon.processes.test_policy_host import view
 from tests.support.carbon_traces import made_up_trace
 
@@ -123,18 +131,27 @@ def test_an_unknown_target_policy_is_a_one_line_error() -> None:
     assert "'nope'" in (answer.error or "")
 
 
-def test_a_forecast_query_returns_the_timing_value_if_requested() -> None:
+def answer_to(query: ForecastQuery) -> ForecastReply:
+    answer = PolicyHost().answer(PlanRequest(1, "", "", task=ServiceTask(TASK, encode(query).decode())))
+    assert answer.result is not None, answer.error
+    return decode(answer.result.text.encode(), ForecastReply, max_bytes=MAX_LINE_BYTES)
+
+
+def test_a_task_of_a_service_returns_a_forecast_and_the_timing_value_if_requested() -> None:
     history = EncodedSeries.of(TRACE)
     worth = TimingValueQuery(max_slowdown_ratio=0.1, job_hours=24.0, host_power_w=100.0)
 
-    plain = PolicyHost().answer(PlanRequest(1, "", "", forecast=ForecastQuery(history)))
-    both = PolicyHost().answer(PlanRequest(2, "", "", forecast=ForecastQuery(history, worth)))
+    plain, both = (answer_to(query) for query in (ForecastQuery(history), ForecastQuery(history, worth)))
 
-    assert plain.forecast is not None
-    assert plain.forecast.forecast.hours[0].target_at == TRACE.end_at
-    assert plain.forecast.forecast.hours[-1].target_at == TRACE.end_at + 71 * HOUR
-    assert plain.forecast.timing_value is None
-    assert both.forecast is not None
-    assert both.forecast.timing_value is not None
-    assert both.forecast.timing_value.max_slowdown_ratio == 0.1
-    assert both.forecast.timing_value.is_frontier_assumed
+    assert plain.forecast.hours[0].target_at == TRACE.end_at
+    assert plain.forecast.hours[-1].target_at == TRACE.end_at + 71 * HOUR
+    assert plain.timing_value is None
+    assert both.timing_value is not None
+    assert both.timing_value.max_slowdown_ratio == 0.1
+    assert both.timing_value.is_frontier_assumed
+
+
+def test_an_unknown_task_is_a_one_line_error() -> None:
+    answer = PolicyHost().answer(PlanRequest(1, "", "", task=ServiceTask("nope", "")))
+
+    assert answer.error == "UnknownPolicyError: no entry point 'nope' in gpuenergyd.tasks"

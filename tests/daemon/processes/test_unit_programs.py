@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.core.pipeline.plan import ClockPlan
-from gpuenergyd.daemon.carbon import fetcher_unit
 from gpuenergyd.daemon.processes import worker_unit
 from gpuenergyd.daemon.processes.launch import connect_policy_unit, worker_command
 from gpuenergyd.daemon.processes.policy_client import PolicyClient, PolicyFailure
 from gpuenergyd.daemon.settings import Processes, Settings, load_settings
 from gpuenergyd.errors import UsageError
+from gpuenergyd_carbon.fetching import fetcher_process
 from tests.daemon.processes.test_policy_host import view
 from tests.support.daemon_process import wait_for_death
 from tests.support.processes import child_pids
@@ -91,10 +91,10 @@ def test_the_fetcher_unit_executes_the_fetcher_with_its_configuration_on_standar
     with (tmp_path / "stdin").open("w") as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
         with pytest.raises(Replaced):
-            fetcher_unit.main()
+            fetcher_process.main()
         reported = json.loads(os.read(stdin.fileno(), 2**16))
 
-    assert program == [sys.executable, "-I", "-m", "gpuenergyd.carbon.fetcher"]
+    assert program == [sys.executable, "-I", "-m", "gpuenergyd_carbon.fetching.fetcher"]
     assert reported["zone"] == "GB"
     assert reported["out_path"] == str(load_settings(processes=Processes.UNITS).carbon_file_path)
 
@@ -103,7 +103,7 @@ def test_the_fetcher_unit_exits_normally_without_a_carbon_zone(
     program: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        assert fetcher_unit.main() == 0
+        assert fetcher_process.main() == 0
 
     assert "nothing to fetch: carbon_zone is not set" in caplog.text
     assert program == []
@@ -114,7 +114,7 @@ def test_the_fetcher_unit_reports_an_invalid_setting(
 ) -> None:
     monkeypatch.setenv("GPUENERGYD_CARBON_BUDGET_RATIO", "-3")
 
-    assert fetcher_unit.main() == UsageError.exit_code
+    assert fetcher_process.main() == UsageError.exit_code
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert "GPUENERGYD_CARBON_BUDGET_RATIO = '-3'" in caplog.text
     assert program == []

@@ -13,7 +13,6 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import FrontierPoint
 from gpuenergyd.core.policy_api.power import PowerDecision
 from gpuenergyd.daemon.capped_worker import CappedWorker
-from gpuenergyd.daemon.host_services import HostParts
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply
 from gpuenergyd.daemon.settings import REFUSED_IN_OBSERVE, load_settings
@@ -23,6 +22,7 @@ from gpuenergyd_power.job_views import priority_of
 from gpuenergyd_power.messages import PowerBudgetRequest
 from gpuenergyd_power.service import PowerService
 from gpuenergyd_power.water_fill import WaterFill
+from tests.support.api_server import parts_of
 from tests.support.job_stage import FakeWorker, Stage, plan, play, settle
 
 FRONTIER = tuple(FrontierPoint(t, e, None) for t, e in ((0.010, 6.0), (0.011, 5.5), (0.014, 5.2)))
@@ -59,9 +59,8 @@ class Host:
         self.capped = CappedWorker(self.worker, self.stage.gpus)
         self.stage.jobs.services = replace(self.stage.jobs.services, worker=self.capped)
         self.divider = Divider()
-        stage = self.stage
-        parts = HostParts(settings, stage.gpus, stage.jobs, self.capped, self.divider.divide_power, stage.history)
-        self.power = PowerService(parts)
+        divide_power = self.divider.divide_power
+        self.power = PowerService(parts_of(self.stage, settings, capped=self.capped, divide_power=divide_power))
         self.now_ns = time.monotonic_ns()
 
     def sample(self, *powers_w: float | None, seconds: float = 0.1) -> None:

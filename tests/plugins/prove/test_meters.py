@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from gpuenergyd.carbon.sources.web import WebLimits
 from gpuenergyd.errors import UsageError
+from gpuenergyd_carbon.sources.web import WebLimits
 from gpuenergyd_prove.errors import ProofError
 from gpuenergyd_prove.meters import IpmiMeter, Meter, PowercapMeter, open_meter
 from gpuenergyd_prove.proof.registration import MeterFacts
-from tests.carbon.scripted_server import json_reply, serving
+from tests.plugins.carbon.sources.scripted_server import json_reply, serving
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from gpuenergyd_fleet.openadr.session import (  # noqa: E402
     VtnSession,
     check_access,
 )
-from tests.carbon.scripted_server import Reply, serving  # noqa: E402
+from tests.plugins.carbon.sources.scripted_server import Reply, serving  # noqa: E402
 from tests.support.openadr_server import PATH, VEN_ID, OpenLeadrServer  # noqa: E402
 from tests.support.waiting import wait_until  # noqa: E402
 

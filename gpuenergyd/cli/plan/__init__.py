@@ -1,1 +1,0 @@
-"""`gpuenergyd plan` and `gpuenergyd explain`: the offline planner."""

@@ -1,1 +1,0 @@
-"""Carbon intensity in the daemon: readings and forecasts, and the targets and slowdown budgets of jobs."""

@@ -1,0 +1,1 @@
+"""Replays of past traces: what carbon timing would have saved."""

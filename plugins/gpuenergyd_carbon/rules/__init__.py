@@ -1,0 +1,1 @@
+"""Rules of the slowdown budget and of time, without I/O."""

@@ -1,0 +1,94 @@
+"""Writes the fitted profile of a running job to a file that `gpuenergyd plan` reads."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from gpuenergyd.core.pipeline.graph import InstructionKind
+from gpuenergyd.errors import UsageError
+from gpuenergyd.wire.instance_json import PlannerInstance
+from gpuenergyd.wire.profile_csv import KIND_OF_WORD, PROFILE_COLUMNS
+from gpuenergyd_plan.running_job import RunningJobInput
+
+_WORD_OF_KIND = {kind: word for word, kind in KIND_OF_WORD.items()}
+
+
+def export_profile(job: RunningJobInput, path: Path) -> str:
+    """Write a CSV profile, or a JSON instance if the path ends in .json; return the command that plans from the file.
+
+    Raises:
+        UsageError: the file exists or cannot be written, or a CSV cannot hold this pipeline.
+    """
+    is_json = path.suffix.lower() == ".json"
+    text = json.dumps(_instance(job.content)) + "\n" if is_json else _csv_text(job.content)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    fitted = job.fit.fitted
+    command = f"gpuenergyd plan {path} --target-s {fitted.deadline_s!r}"
+    if is_json:
+        return command
+    schedule = job.content.schedule
+    return (
+        f"{command} --schedule {schedule.name} --microbatches {schedule.num_microbatches}"
+        f" --blocking-power-w {fitted.blocking_power_w:.6g}"
+        f" --communication-latency-s {fitted.communication_latency_s:.6g}"
+    )
+
+
+def _csv_text(content: PlannerInstance) -> str:
+    kinds = {key.kind for key in content.profile.classes}
+    if content.schedule.num_chunks > 1 or not {InstructionKind.F, InstructionKind.B} <= kinds <= _WORD_OF_KIND.keys():
+        raise UsageError(
+            "a CSV holds one stage per GPU with forwards and backwards; export to a file that ends in .json"
+        )
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(PROFILE_COLUMNS)
+    for key, own in sorted(content.profile.classes.items()):
+        for option in own.options:
+            writer.writerow(
+                (key.pp_rank, _WORD_OF_KIND[key.kind], option.sm_clock_mhz, repr(option.time_s), repr(option.energy_j))
+            )
+    return text.getvalue()
+
+
+def _instance(content: PlannerInstance) -> dict[str, Any]:
+    """Return a pipeline in the JSON form of planner instances."""
+    graph, schedule = content.graph, content.schedule
+    is_chunked = schedule.num_chunks > 1
+    splits_backward = any(i.kind is InstructionKind.W for i in graph.instructions)
+
+    def name(kind: InstructionKind, chunk_index: int) -> str:
+        if kind is InstructionKind.I and splits_backward:
+            return f"B{chunk_index}" if is_chunked else "B"
+        if kind not in _WORD_OF_KIND or (splits_backward and kind is InstructionKind.B):
+            raise UsageError(f"a pipeline with instructions {kind} cannot be exported")
+        return f"{kind}{chunk_index}" if is_chunked else str(kind)
+
+    edges = [(u, v, latency_s) for v, before in enumerate(graph.predecessors) for u, latency_s in before]
+    return {
+        "name": content.name,
+        "schedule": schedule.name,
+        "stages": graph.num_ranks,
+        "microbatches": schedule.num_microbatches,
+        "p_block_w": content.profile.blocking_power_w,
+        "ops": [
+            {"id": at, "stage": i.pp_rank, "op": name(i.kind, i.chunk_index), "microbatch": i.microbatch_index}
+            for at, i in enumerate(graph.instructions)
+        ],
+        "edges": [[u, v] for u, v, _ in edges],
+        "edge_latency_s": [latency_s for *_, latency_s in edges],
+        "profiles": {
+            f"{key.pp_rank}/{name(key.kind, key.chunk_index)}": {
+                "freq_mhz": [option.sm_clock_mhz for option in own.options],
+                "time_s": [option.time_s for option in own.options],
+                "energy_j": [option.energy_j for option in own.options],
+            }
+            for key, own in sorted(content.profile.classes.items())
+        },
+    }
