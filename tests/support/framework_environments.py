@@ -23,6 +23,7 @@ PACKAGES = {
     "huggingface": ("transformers", "accelerate", "tensorboard", "pandas"),
     "deepspeed": ("deepspeed",),
     "megatron": ("megatron-core",),
+    "perseus": ("zeus", "lowtime", "aiofiles", "httpx", "pandas"),
 }
 """Packages of each environment; tests/trainers/test_<name>*.py run in it."""
 _CONSTRAINTS = ("constraints.txt", "constraints-frameworks.txt")
