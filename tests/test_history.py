@@ -26,6 +26,12 @@ energy = history.frame(history.energy(sys.argv[1]))
 assert str(jobs["started_at"].dtype).startswith("datetime64"), jobs.dtypes
 print(float(jobs["gpu_energy_j"].sum()), float(energy.groupby("state")["energy_j"].sum()["idle"]))
 """
+READ_CARD = """
+import json, sys
+from huggingface_hub import ModelCard
+card = ModelCard("---\\nlicense: mit\\n" + open(sys.argv[1]).read() + "---\\n# A model\\n")
+print(json.dumps(card.data.to_dict()["co2_eq_emissions"]))
+"""
 READ_SPDX = """
 import sys
 from spdx_python_model import v3_0_1 as spdx
@@ -71,6 +77,33 @@ def test_pandas_reads_the_rows(database: Path) -> None:
     )
 
     assert done.stdout.split() == ["2884.0", "480.0"], done.stderr
+
+
+def test_the_hub_s_own_library_reads_the_emissions_of_a_model_card(tmp_path: Path) -> None:
+    written = write_sample_history(tmp_path / "grid.sqlite3", has_grid=True)
+    card = tmp_path / "README.md"
+    assert (
+        run(["report", "--job", "gpt", "--format", "model-card", "--out", str(card), "--database", str(written)]) == 0
+    )
+    if not is_built("huggingface"):
+        pytest.skip("no environment with huggingface_hub here; `make frameworks` builds one")
+    done = subprocess.run(
+        [python_of("huggingface"), "-c", READ_CARD, card], capture_output=True, text=True, check=False
+    )
+    found = json.loads(done.stdout or done.stderr)
+    (job,) = history.jobs(written)
+
+    assert found.pop("source").startswith("gpuenergyd ")
+    assert found == {
+        "emissions": pytest.approx(job["carbon_g"], rel=1e-5),
+        "geographical_location": job["carbon_zone"],
+        "hardware_used": "4 x A100",
+    }
+
+
+def test_without_emissions_there_is_no_model_card(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", "--job", "gpt", "--format", "model-card", "--database", str(database)]) == 2
+    assert "no emissions of this job are known" in capsys.readouterr().err
 
 
 def test_without_pandas_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
