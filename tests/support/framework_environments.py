@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".frameworks"
 PACKAGES = {
     "lightning": ("lightning", "tensorboard"),
-    "huggingface": ("transformers", "accelerate", "tensorboard", "pandas"),
+    "huggingface": ("transformers", "accelerate", "tensorboard", "pandas", "nbclient", "ipykernel"),
     "deepspeed": ("deepspeed",),
     "megatron": ("megatron-core",),
     "perseus": ("zeus", "lowtime", "aiofiles", "httpx", "pandas"),
