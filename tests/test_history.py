@@ -1,6 +1,7 @@
 """The history as rows and as a pandas frame, and the SPDX document, each by the real library."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,21 @@ jobs = history.frame(history.jobs(sys.argv[1]))
 energy = history.frame(history.energy(sys.argv[1]))
 assert str(jobs["started_at"].dtype).startswith("datetime64"), jobs.dtypes
 print(float(jobs["gpu_energy_j"].sum()), float(energy.groupby("state")["energy_j"].sum()["idle"]))
+"""
+NOTEBOOK = Path(__file__).resolve().parents[1] / "examples" / "energy_of_a_training.ipynb"
+RUN_NOTEBOOK = """
+import json, sys
+import nbformat
+from nbclient import NotebookClient
+notebook = nbformat.read(sys.argv[1], 4)
+NotebookClient(notebook, resources={"metadata": {"path": sys.argv[2]}}).execute()
+print(json.dumps([[o.output_type for o in cell.outputs] for cell in notebook.cells if cell.cell_type == "code"]))
+"""
+READ_CARD = """
+import json, sys
+from huggingface_hub import ModelCard
+card = ModelCard("---\\nlicense: mit\\n" + open(sys.argv[1]).read() + "---\\n# A model\\n")
+print(json.dumps(card.data.to_dict()["co2_eq_emissions"]))
 """
 READ_SPDX = """
 import sys
@@ -71,6 +87,53 @@ def test_pandas_reads_the_rows(database: Path) -> None:
     )
 
     assert done.stdout.split() == ["2884.0", "480.0"], done.stderr
+
+
+def test_the_hub_s_own_library_reads_the_emissions_of_a_model_card(tmp_path: Path) -> None:
+    written = write_sample_history(tmp_path / "grid.sqlite3", has_grid=True)
+    card = tmp_path / "README.md"
+    assert (
+        run(["report", "--job", "gpt", "--format", "model-card", "--out", str(card), "--database", str(written)]) == 0
+    )
+    if not is_built("huggingface"):
+        pytest.skip("no environment with huggingface_hub here; `make frameworks` builds one")
+    done = subprocess.run(
+        [python_of("huggingface"), "-c", READ_CARD, card], capture_output=True, text=True, check=False
+    )
+    found = json.loads(done.stdout or done.stderr)
+    (job,) = history.jobs(written)
+
+    assert found.pop("source").startswith("gpuenergyd ")
+    assert found == {
+        "emissions": pytest.approx(job["carbon_g"], rel=1e-5),
+        "geographical_location": job["carbon_zone"],
+        "hardware_used": "4 x A100",
+    }
+
+
+def test_without_emissions_there_is_no_model_card(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", "--job", "gpt", "--format", "model-card", "--database", str(database)]) == 2
+    assert "no emissions of this job are known" in capsys.readouterr().err
+
+
+def test_the_notebook_runs_and_is_stored_with_its_outputs(tmp_path: Path) -> None:
+    stored = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    (tmp_path / "demo" / "state").mkdir(parents=True)
+    write_sample_history(tmp_path / "demo" / "state" / "history.sqlite3")
+    if not is_built("huggingface"):
+        pytest.skip("no environment with nbclient here; `make frameworks` builds one")
+    done = subprocess.run(
+        [python_of("huggingface"), "-W", "ignore", "-c", RUN_NOTEBOOK, NOTEBOOK, tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": PYTHON_PATH, "HOME": str(tmp_path)},
+    )
+
+    kinds = [[output["output_type"] for output in cell["outputs"]] for cell in stored["cells"] if "outputs" in cell]
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == kinds
+    assert [len(own) for own in kinds] == [0, 1, 1, 1, 1]
 
 
 def test_without_pandas_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

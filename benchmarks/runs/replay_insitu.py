@@ -43,9 +43,8 @@ from insitu_model import (
 from insitu_plans import PlannedClocks, parts_of
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph, InstructionClass
-from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
+from gpuenergyd.core.pipeline.profile import KIND_OF_WORD, ClockOption, PipelineProfile, instruction_profile
 from gpuenergyd.errors import GpuEnergyError, TargetError
-from gpuenergyd.wire.profile_csv import KIND_OF_WORD
 from gpuenergyd_policies.planning.frontier import Effort, solve
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "profiles" / "insitu"

@@ -1,22 +1,17 @@
 """Profile tables: parses CSV rows `stage,instruction,frequency,time,energy` into clock options by instruction class."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
-from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, instruction_profile
+from gpuenergyd.core.pipeline.profile import KIND_OF_WORD, ClockOption, InstructionProfile, instruction_profile
 from gpuenergyd.errors import ProfileError
 from gpuenergyd.wire.values import MAX_STAGES, csv_rows, number, whole
 
 PROFILE_COLUMNS = ("stage", "instruction", "frequency", "time", "energy")
-KIND_OF_WORD = {
-    "forward": InstructionKind.F,
-    "backward": InstructionKind.B,
-    "input": InstructionKind.I,
-    "weight": InstructionKind.W,
-}
-"""Instruction kinds by the words of CSV files."""
+_RANK_COLUMNS = ("dp_rank", "tp_rank")
+"""Columns of Zeus's profiler, which has rows for every rank of a stage."""
 _REQUIRED_WORDS = ("forward", "backward")
 _SPLIT_WORDS = ("input", "weight")
 
@@ -44,15 +39,17 @@ def parse_profile_table(path: Path, text: str) -> ProfileTable:
     Raises:
         ProfileError: a column is missing or a value is invalid.
     """
-    options: dict[InstructionClass, list[ClockOption]] = {}
-    for where, cells in csv_rows(path, text, PROFILE_COLUMNS):
+    measured: dict[InstructionClass, dict[int, dict[tuple[str, ...], ClockOption]]] = {}
+    for where, cells in csv_rows(path, text, PROFILE_COLUMNS, _RANK_COLUMNS):
         key, option = _table_row(where, cells)
-        known = options.setdefault(key, [])
-        if any(o.sm_clock_mhz == option.sm_clock_mhz for o in known):
+        of_ranks = measured.setdefault(key, {}).setdefault(option.sm_clock_mhz, {})
+        rank = tuple(cells.get(column, "") for column in _RANK_COLUMNS)
+        if rank in of_ranks:
             raise ProfileError(
                 f"{where}: {cells['instruction']} of stage {key.pp_rank} at {option.sm_clock_mhz} MHz is given twice"
             )
-        known.append(option)
+        of_ranks[rank] = option
+    options = {key: [_of_stage(own) for own in clocks.values()] for key, clocks in measured.items()}
     if not options:
         raise ProfileError(f"{path}: no measurements below the header")
     num_stages = max(key.pp_rank for key in options) + 1
@@ -72,6 +69,13 @@ def parse_profile_table(path: Path, text: str) -> ProfileTable:
         num_stages=num_stages,
         classes={key: instruction_profile(options[key], where=str(path)) for key in sorted(options)},
     )
+
+
+def _of_stage(of_ranks: Mapping[tuple[str, ...], ClockOption]) -> ClockOption:
+    """Return what one GPU of a stage needs: the time of its slowest rank and the mean energy of its ranks."""
+    options = list(of_ranks.values())
+    energy_j = sum(option.energy_j for option in options) / len(options)
+    return replace(max(options, key=lambda option: option.time_s), energy_j=energy_j)
 
 
 def _table_row(where: str, cells: Mapping[str, str]) -> tuple[InstructionClass, ClockOption]:

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule
+from gpuenergyd.core.pipeline.profile import KIND_OF_WORD, WORD_OF_KIND
 from gpuenergyd.core.pipeline.waiting import WaitingPower, waiting_power
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ProfileError
 from gpuenergyd.wire.instance_json import PlannerInstance, parse_instance
-from gpuenergyd.wire.profile_csv import KIND_OF_WORD, ProfileTable, parse_profile_table
+from gpuenergyd.wire.profile_csv import ProfileTable, parse_profile_table
 from gpuenergyd.wire.values import MAX_STAGES, csv_rows, number, short, whole
 
 __all__ = ["PlannerInstance", "ProfileTable", "read_order_file", "read_pipeline_file", "read_waiting_power_file"]
@@ -177,5 +178,4 @@ def _check_complete(
 
 
 def _name(kind: InstructionKind, microbatch: int) -> str:
-    word = next(word for word, known in KIND_OF_WORD.items() if known is kind)
-    return f"{word} of microbatch {microbatch}"
+    return f"{WORD_OF_KIND[kind]} of microbatch {microbatch}"

@@ -26,6 +26,10 @@ def plan(  # noqa: PLR0913  each option is a parameter
         Path | None,
         typer.Option(metavar="FILE", help="With --job: write the fitted profile as CSV, or as JSON for *.json."),
     ] = None,
+    frequency_files: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Write the clocks for Zeus: FILE.py, or with --frontier a folder of plans."),
+    ] = None,
     socket: SocketOption = None,
     schedule: options.ScheduleOption = None,
     order: options.OrderOption = None,
@@ -80,6 +84,8 @@ def plan(  # noqa: PLR0913  each option is a parameter
         gpuenergyd plan profile.csv --microbatches 8 --power-cap-w 2000
         gpuenergyd plan profile.csv --microbatches 8 --flattest
         gpuenergyd plan instance.json --frontier
+        gpuenergyd plan profile.csv --microbatches 8 --frontier --frequency-files plans
+        gpuenergyd plan profile.csv --microbatches 8 --policy frequency-file --set path=freqs_pipeline_00010.py
         gpuenergyd plan --job gpt --max-slowdown 0.05
         gpuenergyd plan --job gpt --export profile.csv
     """
@@ -117,7 +123,8 @@ def plan(  # noqa: PLR0913  each option is a parameter
             raise UsageError("--export: only together with --job")
         assert path is not None
         given = plan_input(path, own)
-        figures = plan_figures(given, planner(given.request))
+        planned = planner(given.request)
+        figures = plan_figures(given, planned)
     else:
         from gpuenergyd_plan.export import export_profile  # noqa: PLC0415  start fast
         from gpuenergyd_plan.running_job import running_job_input  # noqa: PLC0415
@@ -125,7 +132,12 @@ def plan(  # noqa: PLR0913  each option is a parameter
         running = running_job_input(job, socket, own)
         command = None if export is None else export_profile(running, export)
         given = running.given
-        figures = {**plan_figures(given, planner(given.request)), "job": running.figures(), "plan_command": command}
+        planned = planner(given.request)
+        figures = {**plan_figures(given, planned), "job": running.figures(), "plan_command": command}
+    if frequency_files is not None:
+        from gpuenergyd.cli.plan.export import export_frequencies  # noqa: PLC0415  start fast
+
+        export_frequencies(frequency_files, given.request, planned, planner)
     if as_json:
         print_json(figures)
     else:

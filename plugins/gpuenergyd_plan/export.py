@@ -1,18 +1,19 @@
-"""Writes the fitted profile of a running job to a file that `gpuenergyd plan` reads."""
+"""Writes the fitted profile of a running job for `gpuenergyd plan`, and plans for Zeus's pipeline optimizer."""
 
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpuenergyd.core.pipeline.graph import InstructionKind
+from gpuenergyd.core.pipeline.profile import WORD_OF_KIND
+from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflinePlanner, OfflineRequest
 from gpuenergyd.errors import UsageError
 from gpuenergyd.wire.instance_json import PlannerInstance
-from gpuenergyd.wire.profile_csv import KIND_OF_WORD, PROFILE_COLUMNS
+from gpuenergyd.wire.profile_csv import PROFILE_COLUMNS
 from gpuenergyd_plan.running_job import RunningJobInput
-
-_WORD_OF_KIND = {kind: word for word, kind in KIND_OF_WORD.items()}
 
 
 def export_profile(job: RunningJobInput, path: Path) -> str:
@@ -22,12 +23,7 @@ def export_profile(job: RunningJobInput, path: Path) -> str:
         UsageError: the file exists or cannot be written, or a CSV cannot hold this pipeline.
     """
     is_json = path.suffix.lower() == ".json"
-    text = json.dumps(_instance(job.content)) + "\n" if is_json else _csv_text(job.content)
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
+    _write(path, json.dumps(_instance(job.content)) + "\n" if is_json else _csv_text(job.content))
     fitted = job.fit.fitted
     command = f"gpuenergyd plan {path} --target-s {fitted.deadline_s!r}"
     if is_json:
@@ -40,9 +36,53 @@ def export_profile(job: RunningJobInput, path: Path) -> str:
     )
 
 
+def export_frequencies(path: Path, request: OfflineRequest, planned: OfflinePlan, planner: OfflinePlanner) -> None:
+    """Write a plan's clocks to a frequency file, or those of each point of its frontier to a new folder, slowest first.
+
+    Raises:
+        UsageError: the path exists or cannot be written, a folder is given without --frontier, or the format has no
+            word for an instruction.
+    """
+    if path.suffix == ".py":
+        _write(path, _frequency_text(request, planned))
+        return
+    if not planned.frontier:
+        raise UsageError(
+            f"--frequency-files {path}: give a file *.py for one plan, or --frontier for a folder of plans"
+        )
+    try:
+        path.mkdir()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    for index, point in enumerate(sorted(planned.frontier, key=lambda point: -point.iteration_time_s)):
+        target = replace(request.target, max_slowdown_ratio=0.0, permitted_time_s=point.iteration_time_s)
+        at_point = planner(replace(request, target=target, want_frontier=False))
+        _write(path / f"freqs_pipeline_{index:05d}.py", _frequency_text(request, at_point))
+
+
+def _frequency_text(request: OfflineRequest, planned: OfflinePlan) -> str:
+    """Return a frequency file; Zeus's "cost" is the energy beyond what waiting would need all the time."""
+    if missing := {instruction.kind for order in planned.orders for instruction in order} - WORD_OF_KIND.keys():
+        raise UsageError(f"frequency files have no word for instructions {min(missing)}")
+    rows = ([(WORD_OF_KIND[i.kind], planned.sm_clocks_mhz[i]) for i in order] for order in planned.orders)
+    waiting_j = len(planned.orders) * request.profile.blocking_power_w * planned.iteration_time_s
+    return (
+        "[\n" + "".join(f"{row},\n" for row in rows) + f"]\n# iteration time: {planned.iteration_time_s}\n"
+        f"# total cost: {planned.energy_j - waiting_j}\n# total cost with P2P: {planned.energy_j}\n"
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+
+
 def _csv_text(content: PlannerInstance) -> str:
     kinds = {key.kind for key in content.profile.classes}
-    if content.schedule.num_chunks > 1 or not {InstructionKind.F, InstructionKind.B} <= kinds <= _WORD_OF_KIND.keys():
+    if content.schedule.num_chunks > 1 or not {InstructionKind.F, InstructionKind.B} <= kinds <= WORD_OF_KIND.keys():
         raise UsageError(
             "a CSV holds one stage per GPU with forwards and backwards; export to a file that ends in .json"
         )
@@ -52,7 +92,7 @@ def _csv_text(content: PlannerInstance) -> str:
     for key, own in sorted(content.profile.classes.items()):
         for option in own.options:
             writer.writerow(
-                (key.pp_rank, _WORD_OF_KIND[key.kind], option.sm_clock_mhz, repr(option.time_s), repr(option.energy_j))
+                (key.pp_rank, WORD_OF_KIND[key.kind], option.sm_clock_mhz, repr(option.time_s), repr(option.energy_j))
             )
     return text.getvalue()
 
@@ -66,7 +106,7 @@ def _instance(content: PlannerInstance) -> dict[str, Any]:
     def name(kind: InstructionKind, chunk_index: int) -> str:
         if kind is InstructionKind.I and splits_backward:
             return f"B{chunk_index}" if is_chunked else "B"
-        if kind not in _WORD_OF_KIND or (splits_backward and kind is InstructionKind.B):
+        if kind not in WORD_OF_KIND or (splits_backward and kind is InstructionKind.B):
             raise UsageError(f"a pipeline with instructions {kind} cannot be exported")
         return f"{kind}{chunk_index}" if is_chunked else str(kind)
 

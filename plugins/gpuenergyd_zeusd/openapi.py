@@ -6,6 +6,8 @@ from typing import Any
 _UNSIGNED = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
 _BOOLEAN = {"type": "string", "enum": ["true", "false"]}
 _INDICES = {"type": "string", "description": "NVML indices of this host, separated by commas.", "example": "0,1"}
+_CPU_INDICES = _INDICES | {"description": "Numbers of the kernel's zones (intel-rapl:N), separated by commas."}
+_PER_CPU = {"type": "object", "description": "By number of the zone."}
 _PER_GPU = {"type": "object", "description": "By GPU index."}
 _CLOCK_RANGE = {"min_clock_mhz": _UNSIGNED, "max_clock_mhz": _UNSIGNED}
 
@@ -74,8 +76,16 @@ def zeusd_paths(errors: Mapping[str, str]) -> dict[str, Any]:
         }
     for name, summary in _READINGS.items():
         paths[f"/gpu/{name}"] = get(summary, _json(_PER_GPU), selects_gpus=True)
-    for name in ("get_cumulative_energy", "get_power", "stream_power"):
-        paths[f"/cpu/{name}"] = get("Always 404: CPU readings are not available.")
+    chosen = _parameter("cpu_ids", _CPU_INDICES)
+    answers = {
+        "get_cumulative_energy": ("Energy of processors and their memory in uJ.", _json(_PER_CPU), ("cpu", "dram")),
+        "get_power": ("Power of processors and their memory in mW, over 0.1 s.", _json(_PER_CPU), ()),
+        "stream_power": ("Server-sent events with the power of each processor, every 0.1 s.", events, ()),
+    }
+    for name, (summary, success, flags) in answers.items():
+        described = get(f"{summary} 404 where the daemon cannot read the kernel's counters.", success)
+        described["get"]["parameters"] = [chosen, *(_parameter(flag, _BOOLEAN, is_required=True) for flag in flags)]
+        paths[f"/cpu/{name}"] = described
     return paths
 
 

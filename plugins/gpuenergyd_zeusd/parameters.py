@@ -55,19 +55,17 @@ class Parameters:
             raise BadParameterError(f"min_clock_mhz: {low_mhz} is above max_clock_mhz, {high_mhz}")
         return low_mhz, high_mhz
 
-    def gpu_ids(self, *, is_required: bool) -> tuple[int, ...]:
-        """Return the GPU indices without duplicates, in order; empty if an optional parameter is absent.
+    def indices(self, name: str = "gpu_ids", *, is_required: bool) -> tuple[int, ...]:
+        """Return GPU or CPU indices without duplicates, in order; empty if an optional parameter is absent.
 
         Raises:
             BadParameterError: it is missing or not a list of indices.
         """
-        if not is_required and "gpu_ids" not in self.given:
+        if not is_required and name not in self.given:
             return ()
-        words = [word.strip() for word in self._value("gpu_ids").split(",")]
+        words = [word.strip() for word in self._value(name).split(",")]
         if len(words) > _MAX_IDS or not all(_DIGITS.fullmatch(word) for word in words):
-            raise BadParameterError(
-                f"gpu_ids: {self.given['gpu_ids'][:40]!r} is not a list of GPU indices such as 0,1,2"
-            )
+            raise BadParameterError(f"{name}: {self.given[name][:40]!r} is not a list of indices such as 0,1,2")
         return tuple(dict.fromkeys(int(word) for word in words))
 
     def done(self) -> None:

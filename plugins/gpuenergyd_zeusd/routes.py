@@ -25,6 +25,7 @@ from gpuenergyd.daemon.settings import REFUSED_IN_OBSERVE
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, GpuUnsupportedError, JobError, UsageError
 from gpuenergyd.gpu.link.messages import GpuSnapshot, TakeSnapshot
 from gpuenergyd.wire.daemon_codec import encode
+from gpuenergyd_zeusd.cpus import Cpu, Cpus, mean_power_mw
 from gpuenergyd_zeusd.openapi import SCHEMAS, zeusd_paths
 from gpuenergyd_zeusd.parameters import BadParameterError, Parameters
 from gpuenergyd_zeusd.requests import ZeusdChange, ZeusdChanges
@@ -35,6 +36,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _SETTINGS_AGE_S = 0.2
 """Readings of settings up to this age are used again, as in a status under load."""
 _POLL_S = 0.05
+_NO_CPUS = "API group cpu-read is not enabled: the daemon can read no energy counters of processors"
 _KEEP_ALIVE_S = 10.0
 _WRITE_LIMIT_S = 5.0
 _MJ_PER_J = _MW_PER_W = 1000.0
@@ -48,6 +50,7 @@ class ZeusdRoutes:
         self._changes = ZeusdChanges(services.leases, services.worker)
         self._snapshots = SharedReads(lambda gpu_uuid: services.worker.do(TakeSnapshot(gpu_uuid)))
         self._pci_addresses: dict[str, str] = {}
+        self._cpus = Cpus()
         self._streams: set[asyncio.Task[Any]] = set()
 
     @staticmethod
@@ -76,8 +79,13 @@ class ZeusdRoutes:
         get("/gpu/get_power_limit_constraints", self._reading(_power_limit_range, max_age_s=_SETTINGS_AGE_S))
         get("/gpu/get_persistence_mode", self._reading(_persistence_reading, max_age_s=_SETTINGS_AGE_S))
         get("/gpu/stream_power", self._stream_power, allow_head=False)
-        for path in ("get_cumulative_energy", "get_power", "stream_power"):
-            get(f"/cpu/{path}", _refusing("API group cpu-read is not enabled: this daemon provides no CPU readings"))
+        for name, answer in (
+            ("get_cumulative_energy", self._cpu_energy),
+            ("get_power", self._cpu_power),
+            ("stream_power", self._stream_cpu_power),
+        ):
+            get(f"/cpu/{name}", answer if self._cpus.by_index else _refusing(_NO_CPUS), allow_head=False)
+        app.cleanup_ctx.append(self._watch_wraps)
         app.on_shutdown.append(self._end_streams)
 
     # --- about the daemon ---
@@ -93,8 +101,10 @@ class ZeusdRoutes:
             }
             for gpu in self._gpus
         ]
+        cpus = [{"id": k, "dram_available": cpu.dram is not None} for k, cpu in self._cpus.by_index.items()]
         groups = ["gpu-read"] if self._services.is_observing else ["gpu-control", "gpu-read"]
-        return _json({"gpus": gpus, "cpus": [], "enabled_api_groups": groups, "auth_required": False})
+        groups += ["cpu-read"] if cpus else []
+        return _json({"gpus": gpus, "cpus": cpus, "enabled_api_groups": groups, "auth_required": False})
 
     async def _pci_address(self, gpu: Gpu) -> str | None:
         gpu_uuid = gpu.identity.gpu_uuid
@@ -120,7 +130,7 @@ class ZeusdRoutes:
         async def respond(request: web.Request) -> web.Response:
             parameters = Parameters(request.query)
             change, shall_wait = parse(parameters), parameters.boolean("block")
-            indices = parameters.gpu_ids(is_required=True)
+            indices = parameters.indices(is_required=True)
             parameters.done()
             gpus = {index: self._gpu(index) for index in indices}
             if self._services.is_observing:
@@ -164,15 +174,18 @@ class ZeusdRoutes:
         return respond
 
     async def _stream_power(self, request: web.Request) -> web.StreamResponse:
-        """Send the power of each GPU now and at each change, until the client disconnects."""
-        gpus = self._selected_gpus(Parameters(request.query))
+        """Send the power of each GPU now and at each change."""
+        return await self._stream(request, _power_events(self._selected_gpus(Parameters(request.query))))
+
+    async def _stream(self, request: web.Request, events: AsyncIterator[bytes]) -> web.StreamResponse:
+        """Send server-sent events until the client disconnects."""
         task = asyncio.current_task()
         assert task is not None
         self._streams.add(task)
         try:
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
             await response.prepare(request)
-            async for event in _power_events(gpus):
+            async for event in events:
                 async with asyncio.timeout(_WRITE_LIMIT_S):
                     await response.write(event)
         except (TimeoutError, ConnectionError):  # the client does not read or has disconnected
@@ -182,6 +195,38 @@ class ZeusdRoutes:
             self._streams.discard(task)
         return response
 
+    # --- processors ---
+
+    async def _cpu_energy(self, request: web.Request) -> web.Response:
+        parameters = Parameters(request.query)
+        wants_cpu, wants_dram = parameters.boolean("cpu"), parameters.boolean("dram")
+        found = {}
+        for index, cpu in self._selected_cpus(parameters).items():
+            cpu_uj, dram_uj = cpu.energies_uj()
+            found[str(index)] = {
+                "cpu_energy_uj": cpu_uj if wants_cpu else None,
+                "dram_energy_uj": dram_uj if wants_dram else None,
+            }
+        return _json(found)
+
+    async def _cpu_power(self, request: web.Request) -> web.Response:
+        power_mw = await mean_power_mw(self._selected_cpus(Parameters(request.query)))
+        return _json({"timestamp_ms": _now_ms(), "power_mw": {str(index): own for index, own in power_mw.items()}})
+
+    async def _stream_cpu_power(self, request: web.Request) -> web.StreamResponse:
+        return await self._stream(request, _cpu_power_events(self._selected_cpus(Parameters(request.query))))
+
+    def _selected_cpus(self, parameters: Parameters) -> dict[int, Cpu]:
+        indices = parameters.indices("cpu_ids", is_required=False)
+        parameters.done()
+        return self._cpus.selected(indices)
+
+    async def _watch_wraps(self, app: web.Application) -> AsyncIterator[None]:
+        del app
+        task = asyncio.create_task(self._cpus.watch_wraps())
+        yield
+        task.cancel()
+
     async def _end_streams(self, app: web.Application) -> None:
         del app
         for task in self._streams:
@@ -189,7 +234,7 @@ class ZeusdRoutes:
 
     def _selected_gpus(self, parameters: Parameters) -> dict[int, Gpu]:
         """Return the GPUs in `gpu_ids`, or all GPUs without that parameter."""
-        indices = parameters.gpu_ids(is_required=False)
+        indices = parameters.indices(is_required=False)
         parameters.done()
         return {index: self._gpu(index) for index in indices or [gpu.identity.index for gpu in self._gpus]}
 
@@ -247,6 +292,14 @@ async def _power_events(gpus: Mapping[int, Gpu]) -> AsyncIterator[bytes]:
             sent_at_s = time.monotonic()
             yield b"".join(lines)
         await asyncio.sleep(_POLL_S)
+
+
+async def _cpu_power_events(cpus: Mapping[int, Cpu]) -> AsyncIterator[bytes]:
+    """Yield the power of processors as server-sent events; endless."""
+    while True:
+        power_mw = await mean_power_mw(cpus)
+        events = [{"timestamp_ms": _now_ms(), "cpu_id": index, **own} for index, own in power_mw.items()]
+        yield b"".join(b"data: " + encode(event) + b"\n\n" for event in events)
 
 
 def _power_limit(parameters: Parameters) -> ZeusdChange:

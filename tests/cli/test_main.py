@@ -142,8 +142,8 @@ def test_a_slowdown_above_one_half_is_warned_about(
             ["demo", "--policy", "nope"],
             2,
             (
-                "no policy 'nope'; installed: bubble-aware, cost, envelope, full-speed, learning, power-limit,"
-                " power-profile, uniform"
+                "no policy 'nope'; installed: bubble-aware, cost, envelope, frequency-file, full-speed, learning,"
+                " power-limit, power-profile, uniform"
             ),
         ),
         (["demo", "--gpus", "1"], 2, "--gpus"),

@@ -31,6 +31,7 @@ from gpuenergyd.wire.profile_csv import parse_profile_table
 from gpuenergyd.wire.profile_files import parse_order, read_waiting_power_file
 from gpuenergyd_carbon.signal_file import SignalFile
 from gpuenergyd_fleet.event_input import events_of_file
+from gpuenergyd_policies.planning.frequency_file import FrequencyFile
 from gpuenergyd_power.schedule_file import read_schedule
 from tests.support.chromium import CHROMIUM, Page, in_browser
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
@@ -273,6 +274,9 @@ def test_every_documented_file_is_accepted(block: Block, tmp_path: Path) -> None
         case "text" if block.text.startswith("frequency"):
             (tmp_path / "waiting.csv").write_text(block.text, encoding="utf-8")
             assert read_waiting_power_file(tmp_path / "waiting.csv").clocks_mhz[-1] == 1410
+        case "text" if block.text.startswith("["):
+            (tmp_path / "plan.py").write_text(block.text, encoding="utf-8")
+            FrequencyFile(str(tmp_path / "plan.py"))
         case "text" if block.text.startswith("start"):
             (tmp_path / "power.csv").write_text(block.text, encoding="utf-8")
             assert len(read_schedule(tmp_path / "power.csv")) == 2

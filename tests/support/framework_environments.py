@@ -20,9 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".frameworks"
 PACKAGES = {
     "lightning": ("lightning", "tensorboard"),
-    "huggingface": ("transformers", "accelerate", "tensorboard", "pandas"),
+    "huggingface": ("transformers", "accelerate", "tensorboard", "pandas", "nbclient", "ipykernel"),
     "deepspeed": ("deepspeed",),
     "megatron": ("megatron-core",),
+    "perseus": ("zeus", "lowtime", "aiofiles", "httpx", "pandas"),
 }
 """Packages of each environment; tests/trainers/test_<name>*.py run in it."""
 _CONSTRAINTS = ("constraints.txt", "constraints-frameworks.txt")

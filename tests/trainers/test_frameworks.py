@@ -30,6 +30,8 @@ def test_adapter_works_with_the_installed_framework(name: str, selected: str) ->
         timeout=RUN_LIMIT_S,
         check=False,
     )
+    if done.returncode == 5 and selected == "thorough":
+        pytest.skip(f"{name} has no thorough tests")
     if done.returncode == 0 and " passed" not in done.stdout:
         pytest.skip(done.stdout.strip().splitlines()[-1])
 

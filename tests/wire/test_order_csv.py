@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.core.pipeline.graph import Schedule, dependency_graph
+from gpuenergyd.core.pipeline.profile import KIND_OF_WORD
 from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd.errors import ProfileError
-from gpuenergyd.wire.profile_csv import KIND_OF_WORD
 from gpuenergyd.wire.profile_files import read_order_file
 
 HEADER = "rank,position,instruction,microbatch"

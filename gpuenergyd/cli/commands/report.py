@@ -52,7 +52,7 @@ def report(  # noqa: PLR0913  each option is a parameter
         ),
     ] = None,
     output_format: Annotated[
-        Format, typer.Option("--format", metavar="table|json|csv|html|trace|spdx", help="Output format.")
+        Format, typer.Option("--format", metavar="table|json|csv|html|trace|spdx|model-card", help="Output format.")
     ] = Format.TABLE,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write to a file instead of stdout.")] = None,
     database: DatabaseOption = None,

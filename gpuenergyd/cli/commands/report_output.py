@@ -42,6 +42,8 @@ class Format(StrEnum):
     """Trace Event Format, which Perfetto shows."""
     SPDX = "spdx"
     """SPDX 3 with the AI profile: training energy for a model's bill of materials."""
+    MODEL_CARD = "model-card"
+    """Emissions as metadata of a Hugging Face model card."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,17 +123,27 @@ def write_report(request: ReportRequest) -> int:
 
                 tables = _plugin_tables(database, begin, end) if job is None else ()
                 text = report_page(history, reports, made_at=now.astimezone(), tables=tables)
-            case Format.TRACE:
-                from gpuenergyd.report.other_formats.trace import trace_text  # noqa: PLC0415  only traces need it
-
-                text = trace_text(history, _only_job(reports).summary)
-            case Format.SPDX:
-                from gpuenergyd.report.other_formats.spdx import spdx_text  # noqa: PLC0415  only SPDX needs it
-
-                text = spdx_text(reports, made_at=now, tool=f"gpuenergyd {__version__}")
+            case Format.TRACE | Format.SPDX | Format.MODEL_CARD:
+                text = _text_of_job(request.written_as, history, reports, now)
             case _:
                 assert_never(request.written_as)
     return _write(text, request.out)
+
+
+def _text_of_job(written_as: Format, history: "History", reports: "Sequence[JobReport]", now: datetime) -> str:
+    """Return a format that is of one training; each is imported only where it is wanted."""
+    tool = f"gpuenergyd {__version__}"
+    if written_as is Format.TRACE:
+        from gpuenergyd.report.other_formats.trace import trace_text  # noqa: PLC0415
+
+        return trace_text(history, _only_job(reports).summary)
+    if written_as is Format.SPDX:
+        from gpuenergyd.report.other_formats.spdx import spdx_text  # noqa: PLC0415
+
+        return spdx_text(reports, made_at=now, tool=tool)
+    from gpuenergyd.report.other_formats.model_card import model_card_text  # noqa: PLC0415
+
+    return model_card_text(reports, history.ranks([report.summary.job_id for report in reports]), tool=tool)
 
 
 def _write(text: str, out: Path | None) -> int:
@@ -200,7 +212,9 @@ def _clock_warnings(history: "History", reports: "Sequence[JobReport]", *, now: 
 
 def _check_out(request: ReportRequest) -> None:
     if request.out is not None and request.written_as is Format.TABLE:
-        raise UsageError("--out needs --format json, csv, html, trace or spdx; tables are printed to the terminal only")
+        raise UsageError(
+            "--out needs --format json, csv, html, trace, spdx or model-card; tables are printed to the terminal only"
+        )
 
 
 def _check_options(request: ReportRequest) -> None:
@@ -209,7 +223,9 @@ def _check_options(request: ReportRequest) -> None:
     _check_out(request)
     if group_by != (GroupBy.JOB,) and request.written_as is Format.HTML:
         raise UsageError(_NOT_BY_JOB.format(request.written_as))
-    if request.written_as in {Format.TRACE, Format.SPDX} and (job is None or group_by != (GroupBy.JOB,)):
+    if request.written_as in {Format.TRACE, Format.SPDX, Format.MODEL_CARD} and (
+        job is None or group_by != (GroupBy.JOB,)
+    ):
         raise UsageError(f"--format {request.written_as} is of one job: give --job ID, without --group-by")
     if job is not None and WITHOUT_JOBS.issuperset(group_by):
         raise UsageError(f"--group-by {','.join(group_by)} counts whole GPUs and cannot be combined with --job")

@@ -5,10 +5,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from gpuenergyd.core.pipeline.graph import InstructionClass
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.waiting import WaitingPower
 from gpuenergyd.errors import ProfileError
 
+KIND_OF_WORD = {
+    "forward": InstructionKind.F,
+    "backward": InstructionKind.B,
+    "input": InstructionKind.I,
+    "weight": InstructionKind.W,
+}
+"""Instruction kinds by the words of profile tables, orders and frequency files."""
+WORD_OF_KIND = {kind: word for word, kind in KIND_OF_WORD.items()}
 _NO_TIME_LOST_RATIO = 0.015
 _SHARE_OF_CLOCK_LOST = 0.25
 

@@ -199,7 +199,7 @@ def test_every_grouping_in_the_documents_has_groups(
         (["--since", "2126-01-01"], "is in the future"),
         (["--job", "nope", "--group-by", "user"], "no job 'nope' in this period; jobs: gpt"),
         (["--price-per-kwh", "-1"], "--price-per-kwh"),
-        (["--out", "x.txt"], "--out needs --format json, csv, html, trace or spdx"),
+        (["--out", "x.txt"], "--out needs --format json, csv, html, trace, spdx or model-card"),
         (["--format", "trace"], "--format trace is of one job: give --job ID"),
         (["--format", "trace", "--job", "gpt", "--group-by", "day"], "--format trace is of one job: give --job ID"),
     ],

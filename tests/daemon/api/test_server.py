@@ -132,8 +132,8 @@ def test_a_malformed_message_is_refused_in_one_line(
             {"policy": "nope"},
             400,
             (
-                "no policy 'nope'; installed: bubble-aware, cost, envelope, full-speed, learning, power-limit,"
-                " power-profile, uniform"
+                "no policy 'nope'; installed: bubble-aware, cost, envelope, frequency-file, full-speed, learning,"
+                " power-limit, power-profile, uniform"
             ),
         ),
         ({"gpu_uuid": "GPU-nowhere"}, 404, "no GPU 'GPU-nowhere' on this host; GPUs: GPU-"),

@@ -361,8 +361,8 @@ async def test_a_package_installed_while_the_host_runs_is_imported(
 def test_an_unknown_policy_is_refused_with_the_installed_ones() -> None:
     with pytest.raises(
         UnknownPolicyError,
-        match="no policy 'nope'; installed: bubble-aware, cost, envelope, full-speed, learning, power-limit,"
-        " power-profile, uniform",
+        match="no policy 'nope'; installed: bubble-aware, cost, envelope, frequency-file, full-speed, learning,"
+        " power-limit, power-profile, uniform",
     ):
         check_policy_name("nope")
 

@@ -61,7 +61,7 @@ def is_free(daemon: DaemonProcess) -> bool:
         ),
         ("POST", "/gpu/set_power_limit?gpu_ids=0&power_limit_mw=4294967296&block=true", 400, "is not an integer"),
         ("POST", "/gpu/set_power_limit?gpu_ids=0&power_limit_mw=1&block=True", 400, "block: 'True' is neither"),
-        ("POST", "/gpu/set_power_limit?gpu_ids=a&power_limit_mw=1&block=true", 400, "'a' is not a list of GPU indices"),
+        ("POST", "/gpu/set_power_limit?gpu_ids=a&power_limit_mw=1&block=true", 400, "'a' is not a list of indices"),
         ("POST", f"{LOCK_0}&color=red", 400, "color: unknown parameter"),
         ("POST", LOCK_0.replace("gpu_ids=0", "gpu_ids=0,7"), 400, "gpu_ids: no GPU 7; GPUs: 0, 1, 2, 3"),
         ("POST", LOCK_0.replace("=210", "=1300"), 400, "min_clock_mhz: 1300 is above max_clock_mhz, 1200"),
@@ -165,7 +165,7 @@ def test_newer_changes_replace_older_ones_of_the_same_kind_only() -> None:
 def test_an_unread_parameter_is_unknown() -> None:
     given = Parameters({"gpu_ids": "1, 0,1", "extra": ""})
 
-    assert given.gpu_ids(is_required=True) == (1, 0)
+    assert given.indices(is_required=True) == (1, 0)
     with pytest.raises(BadParameterError, match="extra: unknown parameter"):
         given.done()
 

@@ -1,0 +1,36 @@
+"""Emissions of a training as metadata of a Hugging Face model card: https://huggingface.co/docs/hub/model-cards-co2."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+
+from gpuenergyd.errors import UsageError
+from gpuenergyd.report.job import JobReport
+from gpuenergyd.store.records import RankRecord
+
+
+def model_card_text(reports: Sequence[JobReport], ranks: Sequence[RankRecord], *, tool: str) -> str:
+    """Return YAML for the head of a card's README.md; its strings are quoted as in JSON, which YAML reads.
+
+    Raises:
+        UsageError: no emissions of the training are known.
+    """
+    carbon = [report.carbon for report in reports if report.carbon is not None]
+    known_g = [emitted_g for report in reports if (emitted_g := report.energy_use.carbon_g) is not None]
+    if not carbon or not known_g:
+        raise UsageError("no emissions of this job are known: set carbon_signal before a training begins")
+    priced_j = sum(report.energy_use.priced_j or 0.0 for report in reports)
+    used_j = sum(report.energy_use.used_j or 0.0 for report in reports)
+    signals = sorted({f"{own.signal.source} ({own.signal.kind}, {own.signal.factor})" for own in carbon})
+    pues = sorted({f"{own.pue:g}" for own in carbon})
+    notes = [f"emissions of {100 * priced_j / used_j:.0f} % of the energy"] if priced_j < 0.995 * used_j else []
+    notes += ["GPUs simulated"] if any(report.summary.is_simulated for report in reports) else []
+    source = f"{tool}: energy counters of GPUs, intensity of {', '.join(signals)}, PUE {', '.join(pues)}"
+    models = Counter({rank.gpu_uuid: rank.gpu_model_name for rank in ranks}.values())
+    fields = {
+        "source": "; ".join([source, *notes]),
+        "geographical_location": ", ".join(sorted({own.signal.zone for own in carbon})),
+        "hardware_used": ", ".join(f"{number} x {model}" for model, number in sorted(models.items())),
+    }
+    lines = [f"  {name}: {json.dumps(text, ensure_ascii=False)}" for name, text in fields.items()]
+    return "\n".join(["co2_eq_emissions:", f"  emissions: {sum(known_g):.6g}", *lines]) + "\n"
