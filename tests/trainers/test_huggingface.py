@@ -12,11 +12,22 @@ accelerate = pytest.importorskip("accelerate")
 import gpuenergyd  # noqa: E402  after the skips
 from gpuenergyd_trainers.huggingface import gpuenergy_callback  # noqa: E402
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon  # noqa: E402
-from tests.trainers.event_files import logged_scalars  # noqa: E402
 from tests.trainers.example_runs import check_example  # noqa: E402
+from tests.trainers.tracker_files import SCALARS  # noqa: E402
 from tests.trainers.unchanged_programs import check_one_process_joined  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
+
+
+WITHOUT_NETWORK = {
+    "TENSORBOARD_LOGGING_DIR": "{folder}/board",
+    "MLFLOW_TRACKING_URI": "sqlite:///{folder}/mlflow.db",
+    "WANDB_MODE": "offline",
+    "WANDB_DIR": "{folder}",
+    "WANDB_CONSOLE": "off",
+    "TRACKIO_DIR": "{folder}/trackio",
+}
+"""Settings by which each tracker stores its records in a folder."""
 
 
 def train(folder: Path, callbacks: list[Any], trackers: tuple[str, ...] = ()) -> list[str]:
@@ -75,23 +86,29 @@ def test_optimizer_steps_are_iterations_and_evaluations_are_not(tmp_path: Path) 
     assert [report["next_begin_mono_ns"] == 0 for report in reports] == [False, True] * 4
 
 
-def test_trackers_show_the_measured_figures_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+@pytest.mark.parametrize("tracker", SCALARS)
+def test_trackers_show_the_measured_figures_of_the_job(
+    tracker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in WITHOUT_NETWORK.items():
+        monkeypatch.setenv(name, value.format(folder=tmp_path))
+    pytest.importorskip(tracker)
     reports: list[dict[str, Any]] = []
     with FakeDaemon(tmp_path) as daemon:
         daemon.figures = {"figures": {"phase": "tuned", "power_w": 290.0, "energy_j": 7.2e6}}  # type: ignore[dict-item]  # the other figures are numbers
         ours = gpuenergy_callback(
             "gpt2", gpu_uuid="GPU-1", socket_path=daemon.socket_path, phases=False, price_per_kwh=0.3
         )
-        train(tmp_path, [ours, pacing_callback(daemon, reports)], ("tensorboard",))
+        train(tmp_path, [ours, pacing_callback(daemon, reports)], (tracker,))
 
     assert [report["num_tokens"] for report in reports] == [16] * 7  # two rows of eight tokens
-    scalars = logged_scalars(tmp_path / "board")
-    assert scalars["train/gpuenergyd/power_w"] == 290.0
-    assert scalars["train/gpuenergyd/cost"] == pytest.approx(0.6)
-    assert scalars["train/gpuenergyd/state"] == 4
-    assert "train/gpuenergyd/saving_ratio" not in scalars
-    assert not any("gpuenergyd" in name for name in scalars if name.startswith("eval/"))
+    prefix = "" if tracker == "mlflow" else "train/"
+    scalars = SCALARS[tracker](tmp_path)
+    assert scalars[f"{prefix}gpuenergyd/power_w"] == 290.0
+    assert scalars[f"{prefix}gpuenergyd/cost"] == pytest.approx(0.6)
+    assert scalars[f"{prefix}gpuenergyd/state"] == 4
+    assert f"{prefix}gpuenergyd/saving_ratio" not in scalars
+    assert not any("gpuenergyd" in name for name in scalars if name.startswith("eval"))
 
 
 def train_under_accelerate(daemon: FakeDaemon | None, reports: list[dict[str, Any]]) -> list[str]:
