@@ -63,8 +63,8 @@ def pacing_callback(daemon: FakeDaemon, reports: list[dict[str, Any]]) -> Any:
     class Pacing(transformers.TrainerCallback):  # type: ignore[misc, name-defined]  # its types are known only where it is installed
         num_begun = 0
 
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            """Wait for the report of the previous step."""
+        def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+            """Wait for the report of the previous step, which is sent when this one's iteration begins."""
             if self.num_begun > 0:
                 reports.append(daemon.reports.get(timeout=WAIT_LIMIT_S))
             self.num_begun += 1
@@ -180,5 +180,6 @@ def test_an_unmodified_program_joins_under_gpuenergyd_run_with_equal_losses(tmp_
     check_one_process_joined(tmp_path, UNCHANGED, num_losses=24)
 
 
-def test_the_example_learns_and_joins_unmodified(tmp_path: Path) -> None:
-    check_example(tmp_path, "huggingface_gpt2")
+@pytest.mark.parametrize("name", ["huggingface_gpt2", "accelerate_images"])
+def test_the_example_learns_and_joins_unmodified(tmp_path: Path, name: str) -> None:
+    check_example(tmp_path, name)
