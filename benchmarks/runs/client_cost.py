@@ -166,7 +166,7 @@ def measure(socket_path: str, num_rounds: int, num_instructions: int) -> dict[st
 def logging_step() -> Callable[[], None]:
     """Return what the callback for Hugging Face adds to a step that the Trainer logs."""
     callback, state = TrainerHooks("cost"), SimpleNamespace(log_history=[{}])
-    known = JobFigures("tuned", *[1.0] * (len(fields(JobFigures)) - 1))
+    known = JobFigures("tuned", **{field.name: 1 for field in fields(JobFigures)[1:]})
     job = SimpleNamespace(metrics=lambda price_per_kwh: metrics_of(known, price_per_kwh=price_per_kwh))
     callback._marks._job = job  # type: ignore[assignment]  # noqa: SLF001  a job without a daemon has no figures
     return lambda: callback.add_figures(state, {"loss": 1.0})

@@ -61,7 +61,7 @@ def test_a_loop_reads_what_the_daemon_last_sent_even_after_its_end(tmp_path: Pat
 
 def test_what_a_callback_adds_to_a_logged_step_is_few_calls() -> None:
     callback = huggingface._Hooks("loop")
-    known = JobFigures("tuned", *[1.0] * (len(fields(JobFigures)) - 1))
+    known = JobFigures("tuned", **{field.name: 1 for field in fields(JobFigures)[1:]})
     job = SimpleNamespace(metrics=lambda price_per_kwh: metrics_of(known, price_per_kwh=price_per_kwh))
     callback._marks._job = job  # type: ignore[assignment]  # a job without a daemon has no figures
     logs: dict[str, Any] = {"loss": 1.0}
