@@ -52,7 +52,7 @@ def figures(root: Path = ROOT) -> tuple[Figure, ...]:
     return (
         Figure("lines of gpuenergyd, policies, trainers", _total(lines, CORE), limit=77_640, target=62_000),
         Figure("lines with plugins", sum(product.values()), limit=98_390, target=77_000),
-        Figure("lines of tests", _total(lines, ("tests",)), limit=92_620, target=70_000),
+        Figure("lines of tests", _total(lines, ("tests",)), limit=92_670, target=70_000),
         Figure(f"folders with more than {MAX_FILES} files", len(crowded), limit=0, target=0, details=crowded),
         Figure(f"files over {MAX_LINES} lines without a reason", len(long), limit=0, target=0, details=long),
         Figure("numeric constants of policies", constants, limit=332),
