@@ -127,7 +127,7 @@ bench-carbon: $(STAMP)  ## forecast skill and captured share of the timing gain,
 bench-emulation: $(STAMP)  ## emulate GPT-3 175B on up to 8,192 GPUs: EnvPipe, Perseus and this planner
 	$(BIN)/python benchmarks/runs/emulation.py
 
-package: $(STAMP)  ## build wheel, sdist, Debian package and bill of materials into dist/, reproducibly
+package: $(STAMP)  ## build wheel, sdist, Debian package, RPM and bill of materials into dist/, reproducibly
 	$(BIN)/python -m tools.release dist
 
 audit: $(STAMP)  ## audit the pinned dependencies for known vulnerabilities; ADVISORIES=folder reads a copy of the PyPA's database

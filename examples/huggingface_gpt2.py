@@ -33,6 +33,7 @@ def main() -> None:
     """Train the model and print the losses."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--report-to", nargs="*", default=[], help="trackers: wandb, mlflow, tensorboard, trackio")
     options = parser.parse_args()
     config = GPT2Config(vocab_size=VOCABULARY, n_positions=TOKENS, n_embd=WIDTH, n_layer=2, n_head=4)
     with tempfile.TemporaryDirectory() as folder:
@@ -44,7 +45,7 @@ def main() -> None:
             lr_scheduler_type="constant",
             logging_steps=1,
             save_strategy="no",
-            report_to=[],
+            report_to=options.report_to,
             disable_tqdm=True,
         )
         trainer = Trainer(

@@ -10,8 +10,8 @@ reporter is idle, as in training, where an iteration is far longer than its repo
 `instruction` is the cost of the client's two calls, `wrapped` the same through the torch pipelining adapter, whose
 wrappers are around every forward and backward; `iteration` is the work of the training thread at the begin and end of
 an iteration, with its first instruction, which queues the report of the iteration before; `reporter` is the CPU time of
-the background thread for that report, which can delay the training thread when both need the interpreter. Needs the
-checkout.
+the background thread for that report, which can delay the training thread when both need the interpreter; `figures` is
+what the callback for Hugging Face adds to a step that the trainer logs, with every figure known. Needs the checkout.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,11 +32,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpuenergyd.client import reporter
+from gpuenergyd.client.figures import metrics_of
 from gpuenergyd.client.rank import RankClient, RankDescription
+from gpuenergyd.wire.messages import JobFigures
+from gpuenergyd_trainers.huggingface import _Hooks as TrainerHooks
 from gpuenergyd_trainers.torch_pipelining import attach
 from tests.client.fake_daemon import FakeDaemon, plan_slice, wait_for_report
 
-LIMITS_US = {"instruction": 1.0, "clock_change": 15.0, "iteration": 200.0}
+LIMITS_US = {"instruction": 1.0, "clock_change": 15.0, "iteration": 200.0, "figures": 20.0}
 PLAIN, TUNED, WRAPPED = range(3)
 Rows = list[tuple[str, int]]
 """Kind and microbatch of instructions."""
@@ -81,9 +85,9 @@ def measure(socket_path: str, num_rounds: int, num_instructions: int) -> dict[st
     """Return medians and spreads, in microseconds, and whether the limits hold."""
     rows = [(kind, m) for m in range(num_instructions // 2) for kind in "FB"]
     order = [(kind, m, 0) for kind, m in rows]
-    fields: dict[str, Any] = {"job_name": "cost", "run_key": "r", "schedule_name": "1f1b"}
-    fields |= {"num_microbatches": num_instructions // 2, "num_pp_ranks": 3}
-    ranks = [RankDescription(**fields, pp_rank=rank, gpu_uuid=f"GPU-{rank}") for rank in (PLAIN, TUNED)]
+    names: dict[str, Any] = {"job_name": "cost", "run_key": "r", "schedule_name": "1f1b"}
+    names |= {"num_microbatches": num_instructions // 2, "num_pp_ranks": 3}
+    ranks = [RankDescription(**names, pp_rank=rank, gpu_uuid=f"GPU-{rank}") for rank in (PLAIN, TUNED)]
     clients = {rank.pp_rank: RankClient(rank, order=order, socket_path=socket_path) for rank in ranks}
     stage, schedule = bare_stage(), SimpleNamespace(step=lambda: None)
     handle = attach(schedule, job="cost", gpu_uuid="GPU-2", stages=[stage], num_microbatches=num_instructions,
@@ -118,7 +122,8 @@ def measure(socket_path: str, num_rounds: int, num_instructions: int) -> dict[st
         "bare": (None, forwards_of(bare)),
         "wrapped": (wrapped_rank, forwards_of(stage)),
     }
-    samples_us: dict[str, list[float]] = {name: [] for name in (*kinds, "iteration", "reporter")}
+    samples_us: dict[str, list[float]] = {name: [] for name in (*kinds, "iteration", "reporter", "figures")}
+    log_figures = logging_step()
     epochs: list[int] = []
     for round_index in range(WARM_UP_ROUNDS + num_rounds):
         took_us, iterations_us = {}, []
@@ -135,6 +140,7 @@ def measure(socket_path: str, num_rounds: int, num_instructions: int) -> dict[st
         elsewhere_ns = (time.process_time_ns() - cpu_before_ns) - (time.thread_time_ns() - thread_before_ns)
         samples_us["reporter"].append(elsewhere_ns / NS_PER_US / len(iterations_us))
         samples_us["iteration"].append(statistics.mean(iterations_us))
+        samples_us["figures"].append(timed_us(log_figures))
         samples_us["control"].append(took_us["control"])
         samples_us["bare"].append(took_us["bare"])
         samples_us["instruction"].append(took_us["instruction"] - took_us["control"])
@@ -155,6 +161,15 @@ def measure(socket_path: str, num_rounds: int, num_instructions: int) -> dict[st
         "limits_us": LIMITS_US,
         "holds": all(figures[name]["median"] <= limit for name, limit in LIMITS_US.items()),
     }
+
+
+def logging_step() -> Callable[[], None]:
+    """Return what the callback for Hugging Face adds to a step that the Trainer logs."""
+    callback, state = TrainerHooks("cost"), SimpleNamespace(log_history=[{}])
+    known = JobFigures("tuned", **{field.name: 1 for field in fields(JobFigures)[1:]})
+    job = SimpleNamespace(metrics=lambda price_per_kwh: metrics_of(known, price_per_kwh=price_per_kwh))
+    callback._marks._job = job  # type: ignore[assignment]  # noqa: SLF001  a job without a daemon has no figures
+    return lambda: callback.add_figures(state, {"loss": 1.0})
 
 
 def bare_stage() -> Any:
@@ -198,7 +213,7 @@ def summary(values: list[float]) -> dict[str, float]:
 
 def show(result: dict[str, Any]) -> None:
     print(f"{'':<14}{'median':>10}{'p5':>10}{'p95':>10}{'limit':>9}   us, n = {result['n']}")
-    for name in ("control", "instruction", "bare", "wrapped", "clock_change", "iteration", "reporter"):
+    for name in ("control", "instruction", "bare", "wrapped", "clock_change", "iteration", "reporter", "figures"):
         figure, limit = result[f"{name}_us"], result["limits_us"].get(name)
         print(f"{name:<14}{figure['median']:>10.3f}{figure['p5']:>10.3f}{figure['p95']:>10.3f}{limit or '':>9}")
 

@@ -20,7 +20,7 @@ from docs.site.markdown import table
 
 _PART = re.compile(r"(<!-- generated: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _WITH_EXTRA = "1f1b+inflight"
-_UNEQUAL_PIPELINES, _EQUAL_PIPELINES, _ONE_GPU = WORKLOADS[:2], WORKLOADS[2:4], WORKLOADS[4]
+_UNEQUAL_PIPELINES, _EQUAL_PIPELINES, _ONE_GPU, _EXPERTS = WORKLOADS[:2], WORKLOADS[2:4], *WORKLOADS[4:]
 _SIMULATED = "[real torch training](docs/reference/benchmarks.md#pipeline-schedules) on simulated A100 GPUs"
 _LOOPS = "[real torch training](docs/reference/benchmarks.md#plain-loops) on simulated A100 GPUs"
 _GAIN_GPUS, _GAIN_POWER_W, _GAIN_PRICE, _HOURS_OF_YEAR = 8, 350.0, 0.20, 8760
@@ -290,7 +290,9 @@ def _expected_savings() -> str:
         (
             workload.name,
             *(f"{_percent(saving_ratio(workload, slowdown=slowdown), 1)} %" for slowdown in SLOWDOWNS),
-            "-" if workload == _ONE_GPU else f"{_percent(saving_ratio(workload, extra_inflight='auto'), 1)} %",
+            "-"
+            if workload in {_ONE_GPU, _EXPERTS}
+            else f"{_percent(saving_ratio(workload, extra_inflight='auto'), 1)} %",
         )
         for workload in WORKLOADS
     ]
@@ -316,6 +318,11 @@ def _savings_by_workload() -> str:
             f"{_percent(saving_ratio(_ONE_GPU, slowdown=0.05), 0)} %",
         ),
         ("DDP, FSDP", "about a tenth of the share of time spent waiting", "as one GPU, and that"),
+        (
+            "FSDP with expert parallelism, no pipeline, a third of the time communicating",
+            f"about {_percent(saving_ratio(_EXPERTS), 0)} % for communication inside forward and backward",
+            f"{_percent(saving_ratio(_EXPERTS, slowdown=0.05), 0)} %",
+        ),
     ]
     return table(("your program", "at the same speed", "if 5 % slowdown is permitted"), rows)
 

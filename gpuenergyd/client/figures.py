@@ -5,6 +5,7 @@ numbers, so `numbers_of` gives the state as the position of its name in `STATES`
 """
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import TypeAlias
 
 from gpuenergyd.wire.messages import JobFigures
@@ -14,13 +15,13 @@ Metrics: TypeAlias = dict[str, float | str | None]
 STATES = ("joining", "warmup", "baseline", "trial", "tuned", "fallback", "paused", "ended")
 _J_PER_KWH = 3.6e6
 _NAMES = tuple(name for name in JobFigures.__dataclass_fields__ if name != "phase")
+_values = attrgetter(*_NAMES)
 
 
 def metrics_of(figures: JobFigures | None, *, price_per_kwh: float | None = None) -> Metrics:
     """Return all figures by name."""
     found = figures or JobFigures()
-    metrics: Metrics = {"state": found.phase or None, **{name: getattr(found, name) for name in _NAMES}}
-    metrics["cost"] = None
+    metrics: Metrics = {"state": found.phase or None, **dict(zip(_NAMES, _values(found), strict=True)), "cost": None}
     if price_per_kwh is not None and found.energy_j is not None:
         metrics["cost"] = price_per_kwh * found.energy_j / _J_PER_KWH
     return metrics
@@ -30,7 +31,7 @@ def numbers_of(metrics: Mapping[str, float | str | None]) -> dict[str, float]:
     """Return the known figures as a tracker logs them, with the prefix `gpuenergyd/`."""
     state = metrics["state"]
     numbers: dict[str, float] = {
-        f"gpuenergyd/{name}": value for name, value in metrics.items() if isinstance(value, int | float)
+        f"gpuenergyd/{name}": value for name, value in metrics.items() if isinstance(value, (int, float))
     }
     if state in STATES:
         numbers["gpuenergyd/state"] = STATES.index(state)

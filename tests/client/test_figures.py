@@ -1,6 +1,9 @@
 """The figures of a job for the program's own log: measured ones only, without a request of their own."""
 
+import sys
+from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,7 @@ import gpuenergyd
 from gpuenergyd.client.figures import STATES, metrics_of, numbers_of
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.wire.messages import JobFigures
+from gpuenergyd_trainers import huggingface
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
 from tests.support.waiting import wait_until
 
@@ -53,6 +57,24 @@ def test_a_loop_reads_what_the_daemon_last_sent_even_after_its_end(tmp_path: Pat
     assert set(before.values()) == {None}
     assert (after["state"], after["iteration_energy_j"], after["power_w"]) == ("tuned", 812.5, 290.0)
     assert daemon.num_messages == num_messages
+
+
+def test_what_a_callback_adds_to_a_logged_step_is_few_calls() -> None:
+    callback = huggingface._Hooks("loop")
+    known = JobFigures("tuned", **{field.name: 1 for field in fields(JobFigures)[1:]})
+    job = SimpleNamespace(metrics=lambda price_per_kwh: metrics_of(known, price_per_kwh=price_per_kwh))
+    callback._marks._job = job  # type: ignore[assignment]  # a job without a daemon has no figures
+    logs: dict[str, Any] = {"loss": 1.0}
+    calls: list[str] = []
+
+    sys.setprofile(lambda _frame, event, _argument: calls.append(event) if event.endswith("call") else None)
+    try:
+        callback.add_figures(SimpleNamespace(log_history=[{}]), logs)
+    finally:
+        sys.setprofile(None)
+
+    assert len(logs) == 1 + len(fields(JobFigures))
+    assert len(calls) <= 50  # a call takes 0.1 to 0.4 us, and a step may have 20 us
 
 
 class Tensor:

@@ -13,20 +13,34 @@ import subprocess
 import sys
 import sysconfig
 import venv
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from tools.release.advisories import Pin, read_pins
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".frameworks"
 PACKAGES = {
     "lightning": ("lightning", "tensorboard"),
-    "huggingface": ("transformers", "accelerate", "tensorboard", "pandas", "nbclient", "ipykernel"),
+    "huggingface": (
+        "accelerate",
+        "ipykernel",
+        "mlflow-skinny",
+        "nbclient",
+        "pandas",
+        "tensorboard",
+        "trackio",
+        "transformers",
+        "trl",
+        "wandb",
+    ),
     "deepspeed": ("deepspeed",),
     "megatron": ("megatron-core",),
     "perseus": ("zeus", "lowtime", "aiofiles", "httpx", "pandas"),
 }
 """Packages of each environment; tests/trainers/test_<name>*.py run in it."""
 _CONSTRAINTS = ("constraints.txt", "constraints-frameworks.txt")
+"""A version in the second file replaces that in the first: some frameworks do not accept the newest."""
 _BUILD_LIMIT_S = 300.0
 _STAMP = "built-for"
 
@@ -56,9 +70,10 @@ def build(name: str) -> None:
     # `addsitedir` rather than the bare path, because editable installs use .pth files.
     shared = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
     (packages / "shared.pth").write_text(shared, encoding="utf-8")
+    constraints = folder / "constraints.txt"
+    constraints.write_text("".join(f"{pin.name}=={pin.version}\n" for pin in _pins()), encoding="ascii")
     pip = [str(python_of(name)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    for constraints in _CONSTRAINTS:
-        pip += ["--constraint", str(ROOT / constraints)]
+    pip += ["--constraint", str(constraints)]
     try:
         subprocess.run([*pip, *PACKAGES[name]], check=True, timeout=_BUILD_LIMIT_S)
     except subprocess.SubprocessError:
@@ -79,6 +94,10 @@ def main(names: Sequence[str]) -> int:
             failed.append(name)
             sys.stderr.write(f"cannot build the environment for {name} ({type(error).__name__}): its tests skip\n")
     return 1 if failed else 0
+
+
+def _pins() -> Iterable[Pin]:
+    return {pin.name: pin for pin in read_pins(ROOT / constraints for constraints in _CONSTRAINTS)}.values()
 
 
 def _wanted(name: str) -> str:

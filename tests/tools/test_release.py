@@ -22,6 +22,7 @@ from tools.release.audit import audit_offline, read_report
 from tools.release.build import build_packages, digest
 from tools.release.contents import bill_of_materials, components
 from tools.release.debian import build_debian_package
+from tools.release.rpm import build_rpm_package
 
 ROOT = Path(__file__).resolve().parents[2]
 EPOCH_S = "1790000000"
@@ -196,6 +197,69 @@ def test_the_debian_package_reports_at_an_upgrade_from_0_3_that_the_daemon_only_
 
     assert done.returncode == 0, done.stderr
     assert ("the daemon observes unless /etc/gpuenergyd/config.toml sets mode = control" in done.stderr) is is_reported
+
+
+RPMLINT = """
+Filters = ["no-signature", "invalid-license", "manpage-not-compressed", "no-manual-page-for-binary"]
+"""
+"""The package is not signed; Debian's rpmlint expects licences of old names and manual pages in bzip2."""
+
+
+@pytest.fixture(scope="module")
+def rpm_package(packages: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the RPM from that wheel."""
+    if shutil.which("rpmbuild") is None:
+        pytest.skip("no rpmbuild here")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOURCE_DATE_EPOCH", EPOCH_S)
+        return build_rpm_package(packages[0], tmp_path_factory.mktemp("rpm"))
+
+
+@pytest.mark.thorough
+def test_the_rpm_is_the_same_bytes_each_time(
+    packages: tuple[Path, Path], rpm_package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", EPOCH_S)
+
+    assert digest(build_rpm_package(packages[0], tmp_path)) == digest(rpm_package)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(shutil.which("rpmlint") is None, reason="no rpmlint here")
+def test_rpmlint_finds_no_error(rpm_package: Path, tmp_path: Path) -> None:
+    config = tmp_path / "rpmlint.toml"
+    config.write_text(RPMLINT, encoding="utf-8")
+
+    found = subprocess.run(
+        ["rpmlint", "--config", str(config), str(rpm_package)], capture_output=True, text=True, check=False, timeout=300
+    )
+
+    assert [line for line in found.stdout.splitlines() if ": E: " in line] == [], found.stdout
+    assert "0 errors" in found.stdout
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: rpm gives files their owners")
+def test_the_rpm_installs_the_files_of_the_debian_package_and_is_removed(
+    rpm_package: Path, debian_package: Path, tmp_path: Path
+) -> None:
+    listed = subprocess.run(["dpkg-deb", "--contents", str(debian_package)], capture_output=True, text=True, check=True)
+    of_debian = {line.split()[5][1:] for line in listed.stdout.splitlines() if not line.endswith("/")}
+    root = tmp_path / "root"
+    rpm = ["rpm", "--root", str(root), "--dbpath", "/rpm"]
+
+    subprocess.run([*rpm, "--install", "--nodeps", "--noscripts", str(rpm_package)], check=True, timeout=300)
+    installed = {f"/{path.relative_to(root)}" for path in root.rglob("*") if path.is_file()}
+    subprocess.run([*rpm, "--erase", "--nodeps", "--noscripts", "gpuenergyd"], check=True, timeout=300)
+
+    def shared(names: set[str]) -> set[str]:
+        """Return paths without those of documents and completions, in the folder of Debian's Python packages."""
+        of_python = {re.sub("/python3[^/]*/site-packages/", "/python3/dist-packages/", name) for name in names}
+        return {name for name in of_python if not name.startswith(("/usr/share/doc/", "/usr/share/zsh/", "/rpm/"))}
+
+    assert shared(installed) - shared(of_debian) == {"/usr/share/licenses/gpuenergyd/LICENSE"}
+    assert shared(of_debian) - shared(installed) == set()
+    assert {path.name for path in root.rglob("*") if path.is_file() and "rpm" not in path.parts} == set()
 
 
 def test_the_bill_of_materials_lists_every_dependency_with_version_and_licence() -> None:

@@ -12,11 +12,22 @@ accelerate = pytest.importorskip("accelerate")
 import gpuenergyd  # noqa: E402  after the skips
 from gpuenergyd_trainers.huggingface import gpuenergy_callback  # noqa: E402
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon  # noqa: E402
-from tests.trainers.event_files import logged_scalars  # noqa: E402
 from tests.trainers.example_runs import check_example  # noqa: E402
+from tests.trainers.tracker_files import SCALARS  # noqa: E402
 from tests.trainers.unchanged_programs import check_one_process_joined  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
+
+
+WITHOUT_NETWORK = {
+    "TENSORBOARD_LOGGING_DIR": "{folder}/board",
+    "MLFLOW_TRACKING_URI": "sqlite:///{folder}/mlflow.db",
+    "WANDB_MODE": "offline",
+    "WANDB_DIR": "{folder}",
+    "WANDB_CONSOLE": "off",
+    "TRACKIO_DIR": "{folder}/trackio",
+}
+"""Settings by which each tracker stores its records in a folder."""
 
 
 def train(folder: Path, callbacks: list[Any], trackers: tuple[str, ...] = ()) -> list[str]:
@@ -52,8 +63,8 @@ def pacing_callback(daemon: FakeDaemon, reports: list[dict[str, Any]]) -> Any:
     class Pacing(transformers.TrainerCallback):  # type: ignore[misc, name-defined]  # its types are known only where it is installed
         num_begun = 0
 
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            """Wait for the report of the previous step."""
+        def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+            """Wait for the report of the previous step, which is sent when this one's iteration begins."""
             if self.num_begun > 0:
                 reports.append(daemon.reports.get(timeout=WAIT_LIMIT_S))
             self.num_begun += 1
@@ -75,23 +86,29 @@ def test_optimizer_steps_are_iterations_and_evaluations_are_not(tmp_path: Path) 
     assert [report["next_begin_mono_ns"] == 0 for report in reports] == [False, True] * 4
 
 
-def test_trackers_show_the_measured_figures_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+@pytest.mark.parametrize("tracker", SCALARS)
+def test_trackers_show_the_measured_figures_of_the_job(
+    tracker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in WITHOUT_NETWORK.items():
+        monkeypatch.setenv(name, value.format(folder=tmp_path))
+    pytest.importorskip(tracker)
     reports: list[dict[str, Any]] = []
     with FakeDaemon(tmp_path) as daemon:
         daemon.figures = {"figures": {"phase": "tuned", "power_w": 290.0, "energy_j": 7.2e6}}  # type: ignore[dict-item]  # the other figures are numbers
         ours = gpuenergy_callback(
             "gpt2", gpu_uuid="GPU-1", socket_path=daemon.socket_path, phases=False, price_per_kwh=0.3
         )
-        train(tmp_path, [ours, pacing_callback(daemon, reports)], ("tensorboard",))
+        train(tmp_path, [ours, pacing_callback(daemon, reports)], (tracker,))
 
     assert [report["num_tokens"] for report in reports] == [16] * 7  # two rows of eight tokens
-    scalars = logged_scalars(tmp_path / "board")
-    assert scalars["train/gpuenergyd/power_w"] == 290.0
-    assert scalars["train/gpuenergyd/cost"] == pytest.approx(0.6)
-    assert scalars["train/gpuenergyd/state"] == 4
-    assert "train/gpuenergyd/saving_ratio" not in scalars
-    assert not any("gpuenergyd" in name for name in scalars if name.startswith("eval/"))
+    prefix = "" if tracker == "mlflow" else "train/"
+    scalars = SCALARS[tracker](tmp_path)
+    assert scalars[f"{prefix}gpuenergyd/power_w"] == 290.0
+    assert scalars[f"{prefix}gpuenergyd/cost"] == pytest.approx(0.6)
+    assert scalars[f"{prefix}gpuenergyd/state"] == 4
+    assert f"{prefix}gpuenergyd/saving_ratio" not in scalars
+    assert not any("gpuenergyd" in name for name in scalars if name.startswith("eval"))
 
 
 def train_under_accelerate(daemon: FakeDaemon | None, reports: list[dict[str, Any]]) -> list[str]:
@@ -163,5 +180,6 @@ def test_an_unmodified_program_joins_under_gpuenergyd_run_with_equal_losses(tmp_
     check_one_process_joined(tmp_path, UNCHANGED, num_losses=24)
 
 
-def test_the_example_learns_and_joins_unmodified(tmp_path: Path) -> None:
-    check_example(tmp_path, "huggingface_gpt2")
+@pytest.mark.parametrize("name", ["huggingface_gpt2", "accelerate_images"])
+def test_the_example_learns_and_joins_unmodified(tmp_path: Path, name: str) -> None:
+    check_example(tmp_path, name)

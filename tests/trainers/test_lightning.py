@@ -11,8 +11,8 @@ lightning = pytest.importorskip("lightning.pytorch")
 
 from gpuenergyd_trainers.lightning import gpuenergy_callback  # noqa: E402  after the skips
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon  # noqa: E402
-from tests.trainers.event_files import logged_scalars  # noqa: E402
 from tests.trainers.example_runs import check_example  # noqa: E402
+from tests.trainers.tracker_files import tensorboard_scalars  # noqa: E402
 from tests.trainers.unchanged_programs import check_one_process_joined  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
@@ -107,7 +107,7 @@ def test_loggers_show_the_measured_figures_of_the_job(tmp_path: Path) -> None:
         ours = gpuenergy_callback("image-model", gpu_uuid="GPU-1", socket_path=daemon.socket_path, phases=False)
         fit(tmp_path, [ours, Pace(daemon).callback()], logger=logger)
 
-    scalars = logged_scalars(tmp_path / "board")
+    scalars = tensorboard_scalars(tmp_path / "board")
     ours_only = {name: value for name, value in scalars.items() if "gpuenergyd" in name}
     assert ours_only == {"gpuenergyd/power_w": 290.0, "gpuenergyd/state": 2}
 

@@ -420,10 +420,10 @@ def test_a_stage_is_wrapped_only_where_its_instructions_are_marked_and_each_is_m
         backward_one_chunk=lambda _microbatch: None,
         backward_weight_one_chunk=lambda _microbatch: None,
     )
-    schedule = SimpleNamespace(step=lambda: stage.forward_one_chunk(3))
+    schedule = SimpleNamespace(step=lambda *, arg_mbs=(3,): stage.forward_one_chunk(*arg_mbs))
     plain, rank = stage.forward_one_chunk, WatchedRank()
     handle = PipelineHandle(schedule, [stage], rank)  # type: ignore[arg-type]  # a double
-    first = schedule.step()
+    first = schedule.step(arg_mbs=[3])  # as torchtitan passes what it has split itself
     rank.sees = False
     schedule.step()
     is_plain = stage.forward_one_chunk is plain

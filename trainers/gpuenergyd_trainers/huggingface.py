@@ -1,18 +1,24 @@
 """Adapter for the Hugging Face Trainer: `Trainer(..., callbacks=[gpuenergy_callback("bert")])`.
 
 Each phase of an optimizer step has its own clock, with one GPU per process. Evaluation and saving are not counted.
-Works with any setup of Accelerate. The job's measured figures are part of what the Trainer logs, so trackers such as
-W&B, MLflow, TensorBoard and Trackio show them. Tested with transformers 5 on CPU.
+Works with any setup of Accelerate. TRL's trainers generate samples within a step: such a rollout is a pause. The job's
+measured figures are part of what the Trainer logs, so trackers such as W&B, MLflow, TensorBoard and Trackio show them.
+Tested with transformers 5 and trl 1.16 on CPU.
 """
 
 import functools
 import importlib
 import importlib.util
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from gpuenergyd.client.environment import find_rank
 from gpuenergyd.errors import UsageError
 from gpuenergyd_trainers.loop import StepMarks
+
+# TRL's trainers that generate samples where they prepare the inputs of some steps.
+_ROLLOUT_TRAINERS = ("GRPO", "RLOO")
 
 
 class _Hooks:
@@ -22,13 +28,28 @@ class _Hooks:
         super().__init__()
         self._price_per_kwh = price_per_kwh
         self._tokens_seen = 0
+        self._has_rollouts = False
+        self._awaits_inputs = False
         self._marks = StepMarks(job, **options)
 
-    def on_train_begin(self, _args: Any, state: Any, _control: Any, **__: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, _control: Any, **__: Any) -> None:
         self._tokens_seen = state.num_input_tokens_seen
+        self._has_rollouts = _watch_rollouts(args)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self._marks.begin()
+        self._awaits_inputs = self._has_rollouts
+        if not self._awaits_inputs:
+            self._marks.begin()
+
+    def after_inputs(self) -> None:
+        """Begin the iteration of a step whose first inputs are ready."""
+        if self._awaits_inputs:
+            self._awaits_inputs = False
+            self._marks.begin()
+
+    def before_rollout(self) -> None:
+        """Pause; a step that has already trained on a batch is not counted."""
+        self._marks.pause()
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **__: Any) -> None:
         self._marks.end(self._num_tokens(state))
@@ -53,6 +74,46 @@ class _Hooks:
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self._marks.close()
+
+
+def _watch_rollouts(args: Any) -> bool:
+    """Have TRL's trainer call our callback before rollouts and after inputs; return whether it is one with rollouts."""
+    for name in _ROLLOUT_TRAINERS:
+        module = sys.modules.get(f"trl.trainer.{name.lower()}_trainer")
+        if module is not None and isinstance(args, getattr(module, f"{name}Config")):
+            trainer = getattr(module, f"{name}Trainer")
+            if not all(hasattr(trainer, method) for method in ("_generate_and_score_completions", "_prepare_inputs")):
+                return False  # a TRL that names its steps otherwise: rollouts are then part of iterations
+            _call_ours(trainer, "_generate_and_score_completions", before=_Hooks.before_rollout)
+            _call_ours(trainer, "_prepare_inputs", after=_Hooks.after_inputs)
+            return True
+    return False
+
+
+def _nothing(_hooks: _Hooks) -> None:
+    pass
+
+
+def _call_ours(
+    trainer: Any, name: str, *, before: Callable[[_Hooks], None] = _nothing, after: Callable[[_Hooks], None] = _nothing
+) -> None:
+    """Wrap a method of a trainer class once, for its trainers with our callback."""
+    original = getattr(trainer, name)
+    if getattr(original, "calls_ours", False):
+        return
+
+    @functools.wraps(original)
+    def method(self: Any, *arguments: Any, **options: Any) -> Any:
+        ours = [callback for callback in self.callback_handler.callbacks if isinstance(callback, _Hooks)]
+        for callback in ours:
+            before(callback)
+        result = original(self, *arguments, **options)
+        for callback in ours:
+            after(callback)
+        return result
+
+    method.calls_ours = True  # type: ignore[attr-defined]  # a mark on the function
+    setattr(trainer, name, method)
 
 
 def _log_figures(handler: Any) -> None:
