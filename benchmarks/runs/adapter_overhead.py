@@ -209,7 +209,7 @@ def train_lightning(folder: Path, daemon: DaemonProcess, sizes: dict[str, int]) 
 def train_huggingface(folder: Path, daemon: DaemonProcess, sizes: dict[str, int]) -> list[dict[str, Any]]:
     """Run the Hugging Face Trainer."""
     import torch  # noqa: PLC0415  only where it is needed
-    import transformers  # type: ignore[import-not-found]  # noqa: PLC0415  only in its environment
+    import transformers  # noqa: PLC0415  only in its environment
 
     from gpuenergyd_trainers.huggingface import gpuenergy_callback  # noqa: PLC0415  patched by PairedBlocks first
 

@@ -135,7 +135,7 @@ def plan(  # noqa: PLR0913  each option is a parameter
         planned = planner(given.request)
         figures = {**plan_figures(given, planned), "job": running.figures(), "plan_command": command}
     if frequency_files is not None:
-        from gpuenergyd.cli.plan.export import export_frequencies  # noqa: PLC0415  start fast
+        from gpuenergyd_plan.export import export_frequencies  # noqa: PLC0415  start fast
 
         export_frequencies(frequency_files, given.request, planned, planner)
     if as_json:

@@ -11,7 +11,7 @@ from gpuenergyd.core.pipeline.profile import WORD_OF_KIND
 from gpuenergyd.core.policy_api.testing import SimulatedJob
 from gpuenergyd.errors import GpuEnergyError, ProfileError
 from gpuenergyd_policies.planning.frequency_file import FrequencyFile
-from tests.cli.plan.invocation import plan_figures, write_table
+from tests.plugins.plan.invocation import plan_figures, write_table
 
 COMMON = ("--microbatches", "6", "--blocking-power-w", "60")
 SCHEDULE = one_forward_one_backward(4, 6)

@@ -80,7 +80,7 @@ def _watch_rollouts(args: Any) -> bool:
     """Have TRL's trainer call our callback before rollouts and after inputs; return whether it is one with rollouts."""
     for name in _ROLLOUT_TRAINERS:
         module = sys.modules.get(f"trl.trainer.{name.lower()}_trainer")
-        if module is not None and isinstance(args, getattr(module, f"{name}Config")):
+        if module is not None and isinstance(args, getattr(module, f"{name}Config", ())):
             trainer = getattr(module, f"{name}Trainer")
             if not all(hasattr(trainer, method) for method in ("_generate_and_score_completions", "_prepare_inputs")):
                 return False  # a TRL that names its steps otherwise: rollouts are then part of iterations
