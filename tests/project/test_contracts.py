@@ -255,6 +255,7 @@ def test_json_field_names_of_doctor_stay(folder: Path, capsys: pytest.CaptureFix
 def test_json_field_names_of_status_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with running_daemon(tmp_path) as daemon, training(daemon):
         wait_until(lambda: daemon.job() is not None)
+        wait_until(lambda: any(gpu["by_use"] for gpu in daemon.status()["idle"]["gpus"]))
         assert run(["status", "--socket", str(daemon.socket_path), "--json"]) == 0
 
     status = json.loads(capsys.readouterr().out)
