@@ -52,7 +52,7 @@ class _Counter:
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """One package, or another zone of the highest level that the kernel counts."""
+    """One package, or another zone of the highest level that the kernel counts: `psys` contains the packages."""
 
     package: _Counter
     dram: _Counter | None

@@ -291,7 +291,14 @@ def test_the_terminal_and_the_page_show_the_same(database: Path, capsys: pytest.
             continue
         terminal = " ".join(reported(database, capsys, "--job", job_id).split())
         page = reported(database, capsys, "--job", job_id, "--format", "html")
+        card = reported(database, capsys, "--job", job_id, "--format", "model-card")
 
+        assert f"  emissions: {values['carbon_g']:.6g}\n" in card
+        assert " W assumed for the host" in card
+        assert (
+            f"{100 * values['estimated_carbon_g'] / values['carbon_g']:.0f} % of the emissions from estimated energy"
+            in card
+        )
         assert f"{energy_text(values['energy_j'])} measured, {energy_text(values['estimated_j'])} estimated" in terminal
         assert energy_text(values["energy_j"] + values["estimated_j"]) in page
         for text in (terminal, page):

@@ -33,7 +33,6 @@ Summary: Daemon that reduces the energy of GPU training at the same speed
 License: Apache-2.0
 Group: System Environment/Daemons
 Packager: {maintainer}
-URL: https://pypi.org/project/gpuenergyd/
 BuildArch: noarch
 AutoReqProv: no
 Requires: python(abi) = {python}

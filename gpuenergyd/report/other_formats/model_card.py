@@ -24,8 +24,12 @@ def model_card_text(reports: Sequence[JobReport], ranks: Sequence[RankRecord], *
     signals = sorted({f"{own.signal.source} ({own.signal.kind}, {own.signal.factor})" for own in carbon})
     pues = sorted({f"{own.pue:g}" for own in carbon})
     notes = [f"emissions of {100 * priced_j / used_j:.0f} % of the energy"] if priced_j < 0.995 * used_j else []
+    estimated_g = sum(report.energy_use.estimated_carbon_g or 0.0 for report in reports)
+    notes += [f"{100 * estimated_g / sum(known_g):.0f} % of the emissions from estimated energy"] if estimated_g else []
+    assumed_w = sorted({f"{own.host_power_w:g}" for own in carbon if own.host_power_w})
+    notes += [f"including {', '.join(assumed_w)} W assumed for the host"] if assumed_w else []
     notes += ["GPUs simulated"] if any(report.summary.is_simulated for report in reports) else []
-    source = f"{tool}: energy counters of GPUs, intensity of {', '.join(signals)}, PUE {', '.join(pues)}"
+    source = f"{tool}: energy of GPUs, intensity of {', '.join(signals)}, PUE {', '.join(pues)}"
     models = Counter({rank.gpu_uuid: rank.gpu_model_name for rank in ranks}.values())
     fields = {
         "source": "; ".join([source, *notes]),
