@@ -1,5 +1,6 @@
 """The Hugging Face Trainer with the callback, and a loop under Accelerate; requires both packages."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,9 @@ def test_trackers_show_the_measured_figures_of_the_job(
 ) -> None:
     for name, value in WITHOUT_NETWORK.items():
         monkeypatch.setenv(name, value.format(folder=tmp_path))
+    # TRL has imported Trackio, which reads its folder when it is imported.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
+        monkeypatch.delitem(sys.modules, name)
     pytest.importorskip(tracker)
     reports: list[dict[str, Any]] = []
     with FakeDaemon(tmp_path) as daemon:
