@@ -119,6 +119,11 @@ def find_allow_reorder(allow_reorder: bool | None = None, environ: Mapping[str, 
     return text == "1"
 
 
+def can_see(path: str | Path) -> bool:
+    """Return whether a file exists in folders that this user may search; Path.exists() raises where one is closed."""
+    return os.access(path, os.F_OK)
+
+
 def find_socket_path(socket_path: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
     """Return the daemon's socket: the argument, GPUENERGYD_SOCKET, the system socket, or the user's own socket.
 
@@ -128,9 +133,9 @@ def find_socket_path(socket_path: str | None = None, environ: Mapping[str, str] 
     if named:
         return str(Path(named).absolute())
     runtime_folder = environ.get("XDG_RUNTIME_DIR")
-    if runtime_folder and not Path(SYSTEM_SOCKET_PATH).exists():
+    if runtime_folder and not can_see(SYSTEM_SOCKET_PATH):
         users = f"{runtime_folder}/gpuenergyd/gpuenergyd.sock"
-        if Path(users).exists():
+        if can_see(users):
             return users
     return SYSTEM_SOCKET_PATH
 

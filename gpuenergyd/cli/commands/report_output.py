@@ -1,5 +1,6 @@
 """Reads the history and writes the report of `gpuenergyd report`; slow imports are inside functions, to start fast."""
 
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -385,6 +386,6 @@ def _default_database() -> tuple[str, float]:
 
     found = find_database()
     path = found.url.removeprefix("sqlite:///")
-    if "://" not in path and not Path(path).exists():
+    if "://" not in path and not os.access(path, os.F_OK):
         raise StoreError(f"no history at {path}, {found.origin}; --database reads another one")
     return found.url, found.pue
