@@ -183,11 +183,13 @@ def _write_plugin_group(key: str, request: ReportRequest, begin: datetime | None
 def _plugin_tables(database: str, begin: datetime | None, end: datetime | None) -> list[GroupTable]:
     """Return the tables of all plugins that have rows."""
     found = []
-    for read in plugin_groups().values():
+    for key, read in plugin_groups().items():
         try:
             found.append(read(database, since=begin, until=end))
         except GpuEnergyError as error:  # its section is missing, the rest of the report is right
             sys.stderr.write(f"gpuenergyd: warning: {error}\n")
+        except Exception as error:  # noqa: BLE001  a plugin may fail in any way
+            sys.stderr.write(f"gpuenergyd: warning: report group {key!r}: {type(error).__name__}: {error}\n")
     return [table for table in found if table.rows]
 
 
