@@ -30,6 +30,7 @@ from gpuenergyd.client.run_mark import delete_mark
 from gpuenergyd.client.timing.recorder import InstructionTimer, IterationTimes
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import GpuEnergyError, ProtocolError
+from gpuenergyd.log_lines import safe_logger
 from gpuenergyd.wire import MAX_ITERATION_REPORT_BYTES, MAX_REPORTS
 from gpuenergyd.wire.client_codec import (
     decode_iteration_reply,
@@ -65,7 +66,7 @@ _LONGEST_WAIT_S = 30.0
 """Longest pause between attempts to read the last iteration's times; each attempt doubles the pause."""
 _MAX_RETIRED_SOCKETS = 4
 
-logger = logging.getLogger("gpuenergyd.client")
+logger = safe_logger("gpuenergyd.client")
 
 
 class _RefusedError(ProtocolError):

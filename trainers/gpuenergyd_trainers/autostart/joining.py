@@ -7,15 +7,15 @@ program. Without a daemon's socket on this host, nothing is patched.
 """
 
 import functools
-import logging
 import weakref
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
 from gpuenergyd.client.environment import can_see, find_socket_path
+from gpuenergyd.log_lines import safe_logger
 
-logger = logging.getLogger("gpuenergyd.trainers")
+logger = safe_logger("gpuenergyd.trainers")
 
 
 def join_pipeline_schedules(module: ModuleType) -> None:
