@@ -50,7 +50,7 @@ LONGEST_FILES = (
     "policies/bubble_aware/test_control_loop.py",
     "plugins/carbon/test_targets.py",
     "plugins/prove/test_job_blocks.py",
-    "report/test_every_page.py",
+    "plugins/formats/test_every_page.py",
     "project/test_names.py",
     "gpu/test_daemon_on_nvml.py",
     "policies/bubble_aware/test_loop_phases.py",

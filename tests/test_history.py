@@ -13,8 +13,9 @@ from gpuenergyd import history
 from gpuenergyd.cli.main import run
 from gpuenergyd.errors import UsageError
 from gpuenergyd.report.job import job_reports
-from gpuenergyd.report.other_formats.spdx import spdx_text
+from gpuenergyd.report.plugin_formats import ReportedJobs
 from gpuenergyd.store import open_history
+from gpuenergyd_formats.spdx import spdx_text
 from tests.support.framework_environments import is_built, python_of
 from tests.support.sample_history import START, write_sample_history
 from tests.support.tools_environment import SPDX, tools_environment
@@ -158,7 +159,7 @@ def test_spdx_s_own_model_reads_the_training_energy(database: Path, tmp_path: Pa
 def test_spdx_counts_the_gpus_of_a_continued_training_once(database: Path) -> None:
     with open_history(database) as opened:
         (report,) = job_reports(opened)
-        text = spdx_text([report, report], made_at=START, tool="gpuenergyd")
+        text = spdx_text(ReportedJobs(history=opened, reports=[report, report], made_at=START))
 
     assert "Energy of 4 GPUs" in text
 

@@ -26,7 +26,7 @@ LEFT_TO_TYPER = [
     "report --since=1d",
     "report --job --json",
     "report --json=1",
-    "report --format pdf",
+    "otlp --protocol pdf",
     "report --price-per-kwh -1",
     "report --price-per-kwh nan",
     "report --price-per-kwh dear",

@@ -247,7 +247,7 @@ def test_a_stranger_checks_a_proof_without_network_home_or_checkout(installed: P
 
 
 def test_the_wheel_contains_the_page_templates(installed: Path) -> None:
-    program = "from jinja2 import PackageLoader; print(*PackageLoader('gpuenergyd.report').list_templates())"
+    program = "from jinja2 import PackageLoader; print(*PackageLoader('gpuenergyd_formats').list_templates())"
 
     result = run_installed(installed, "-c", program)
 

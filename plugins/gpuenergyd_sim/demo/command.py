@@ -219,7 +219,7 @@ def _show_result(
             typer.echo(sentence, err=True)
             print_json(json_figures(result.report, out, request))
         else:
-            print_result(result, out)
+            print_result(result)
             typer.echo(sentence)
 
 

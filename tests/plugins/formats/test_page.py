@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.report.job import job_reports
-from gpuenergyd.report.page import report_page
 from gpuenergyd.store import History, open_history
+from gpuenergyd_formats.page import report_page
 from tests.support.chromium import CHROMIUM, Page, in_browser
 from tests.support.readable import OVERLAPPING, PALE, SMALL, drawn_marks
 from tests.support.sample_history import (

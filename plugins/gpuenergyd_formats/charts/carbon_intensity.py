@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from gpuenergyd.report.charts.axes import TITLE_ROOM, WIDE, Axis, Frame, elapsed_axis
 from gpuenergyd.report.formatting import time_text
+from gpuenergyd_formats.charts.axes import TITLE_ROOM, WIDE, Axis, Frame, elapsed_axis
 
 _GRID_TOP, _GRID_BOTTOM = 28.0, 118.0
 _TARGET_TOP, _TARGET_BOTTOM = 156.0, 226.0

@@ -12,22 +12,23 @@ from gpuenergyd import __version__
 from gpuenergyd.core.carbon.intensity import IntensitySample, SampleStatus
 from gpuenergyd.count_text import count_text
 from gpuenergyd.report import formatting
-from gpuenergyd.report.charts.axes import NARROW, WIDE, Frame
-from gpuenergyd.report.charts.carbon_intensity import IntensityStep, TargetStep, intensity_svg
-from gpuenergyd.report.charts.colours import ClockScale
-from gpuenergyd.report.charts.daily_energy import days_svg
-from gpuenergyd.report.charts.iterations import series_svg
-from gpuenergyd.report.charts.power import power_svg
-from gpuenergyd.report.charts.time_energy import plane_svg
-from gpuenergyd.report.charts.timeline import clock_scale, timelines_svg
+from gpuenergyd.report.colours import ClockScale, clock_scale
 from gpuenergyd.report.group_keys import GroupBy
 from gpuenergyd.report.groups import EnergyQuery, grouped
 from gpuenergyd.report.headline import Tile, evidence, headline, tiles, time_cost
 from gpuenergyd.report.job import JobReport, before_and_after, plan_in_force
+from gpuenergyd.report.plugin_formats import ReportedJobs, ReportFormat
 from gpuenergyd.report.plugin_groups import GroupTable
-from gpuenergyd.report.swing import swing_text
 from gpuenergyd.report.totals import saved_total
 from gpuenergyd.store import History
+from gpuenergyd_formats.charts.axes import NARROW, WIDE, Frame
+from gpuenergyd_formats.charts.carbon_intensity import IntensityStep, TargetStep, intensity_svg
+from gpuenergyd_formats.charts.daily_energy import days_svg
+from gpuenergyd_formats.charts.iterations import series_svg
+from gpuenergyd_formats.charts.power import power_svg
+from gpuenergyd_formats.charts.time_energy import plane_svg
+from gpuenergyd_formats.charts.timeline import timelines_svg
+from gpuenergyd_formats.swing import swing_text
 
 _SHORT_JOB_S = 7200.0
 _STATUS_ORDER = {status: rank for rank, status in enumerate(SampleStatus)}
@@ -89,6 +90,13 @@ def report_page(
     return _rendered("report.html.j2", history, reports, made_at=made_at, note=note, tables=tables)
 
 
+def _page_of(jobs: ReportedJobs) -> str:
+    return report_page(jobs.history, jobs.reports, made_at=jobs.made_at, note=jobs.note, tables=jobs.tables())
+
+
+HTML = ReportFormat(_page_of)
+
+
 def live_page(
     history: History | None, reports: Sequence[JobReport], *, made_at: datetime, nonce: str, note: str = ""
 ) -> str:
@@ -107,7 +115,7 @@ def _rendered(
     tables: Sequence[GroupTable] = (),
 ) -> str:
     environment = Environment(
-        loader=PackageLoader("gpuenergyd.report"),
+        loader=PackageLoader("gpuenergyd_formats"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -13,6 +13,8 @@ from typing import Any
 from zlib import crc32
 
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
+from gpuenergyd.errors import UsageError
+from gpuenergyd.report.plugin_formats import ReportedJobs, ReportFormat
 from gpuenergyd.store import History, IterationRow, JobSummary, PlanRecord
 from gpuenergyd.store.records import RankRecord, SampleRecord
 
@@ -177,3 +179,14 @@ def _known(figures: dict[str, Any]) -> dict[str, Any]:
 
 def _us(at: datetime) -> int:
     return (at - _EPOCH) // timedelta(microseconds=1)
+
+
+def _trace_of(jobs: ReportedJobs) -> str:
+    summaries = [report.summary for report in jobs.reports]
+    if len(summaries) > 1:
+        ids, name = ", ".join(summary.job_id for summary in summaries), summaries[0].job_name
+        raise UsageError(f"--format trace is of one job, and {name!r} is the name of {len(summaries)}: {ids}")
+    return trace_text(jobs.history, summaries[0])
+
+
+TRACE = ReportFormat(_trace_of, is_of_one_training=True)

@@ -6,10 +6,10 @@ from html import escape
 
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
-from gpuenergyd.report.charts.axes import TITLE_ROOM, WIDE, Frame, round_step, title_below
-from gpuenergyd.report.charts.colours import ClockScale
+from gpuenergyd.report.colours import ClockScale, clock_scale
 from gpuenergyd.report.formatting import clock_text, time_text
 from gpuenergyd.report.observed_iteration import ObservedIteration, instruction_of, observed_critical_path
+from gpuenergyd_formats.charts.axes import TITLE_ROOM, WIDE, Frame, round_step, title_below
 
 _LEFT = 64.0
 _RIGHT_MARGIN = 8.0
@@ -31,12 +31,6 @@ _KIND_NAMES = {
     "O": "optimizer step",
     "D": "wait for data",
 }
-
-
-def clock_scale(iterations: Sequence[ObservedIteration]) -> ClockScale | None:
-    """Return the range of SM clocks in all iterations; None if no clock is known."""
-    clocks = [s.mean_sm_clock_mhz for it in iterations for s in it.spans if s.mean_sm_clock_mhz is not None]
-    return ClockScale(min(clocks), max(clocks)) if clocks else None
 
 
 def timelines_svg(iterations: Sequence[ObservedIteration], frame: Frame = WIDE) -> str:

@@ -4,10 +4,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from gpuenergyd.count_text import count_text
-from gpuenergyd.report.charts.axes import TITLE_ROOM, WIDE, Axis, Frame, elapsed_axis
 from gpuenergyd.report.formatting import power_text
 from gpuenergyd.store import PlanRecord
 from gpuenergyd.store.records import RollupRecord
+from gpuenergyd_formats.charts.axes import TITLE_ROOM, WIDE, Axis, Frame, elapsed_axis
 
 _TOP, _BOTTOM = 28.0, 216.0
 _HEIGHT = _BOTTOM + 30.0 + TITLE_ROOM

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from gpuenergyd.report.charts.axes import TITLE_ROOM, WIDE, Axis, Frame, round_step
 from gpuenergyd.report.formatting import energy_text, time_text
 from gpuenergyd.store import IterationRow
+from gpuenergyd_formats.charts.axes import TITLE_ROOM, WIDE, Axis, Frame, round_step
 
 _TITLE_HEIGHT = 28.0
 _PLOT_HEIGHT = 120.0

@@ -1,6 +1,9 @@
 """SM clocks as colours: dark is slow, bright is fast, also in greyscale and for colour-blind readers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from gpuenergyd.report.observed_iteration import ObservedIteration
 
 # Eleven stops of viridis (van der Walt and Smith, 2015; matplotlib's default map), equally spaced from 0 to 1.
 _VIRIDIS = (
@@ -35,6 +38,12 @@ class ClockScale:
         if span <= 0:
             return 1.0
         return min(1.0, max(0.0, (sm_clock_mhz - self.min_sm_clock_mhz) / span))
+
+
+def clock_scale(iterations: Sequence[ObservedIteration]) -> ClockScale | None:
+    """Return the range of SM clocks in all iterations; None if no clock is known."""
+    clocks = [s.mean_sm_clock_mhz for it in iterations for s in it.spans if s.mean_sm_clock_mhz is not None]
+    return ClockScale(min(clocks), max(clocks)) if clocks else None
 
 
 def _hex(position: float) -> str:

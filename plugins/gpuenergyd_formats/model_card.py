@@ -2,19 +2,19 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 
+from gpuenergyd import __version__
 from gpuenergyd.errors import UsageError
-from gpuenergyd.report.job import JobReport
-from gpuenergyd.store.records import RankRecord
+from gpuenergyd.report.plugin_formats import ReportedJobs, ReportFormat
 
 
-def model_card_text(reports: Sequence[JobReport], ranks: Sequence[RankRecord], *, tool: str) -> str:
+def model_card_text(jobs: ReportedJobs) -> str:
     """Return YAML for the head of a card's README.md; its strings are quoted as in JSON, which YAML reads.
 
     Raises:
         UsageError: no emissions of the training are known.
     """
+    reports = jobs.reports
     carbon = [report.carbon for report in reports if report.carbon is not None]
     known_g = [emitted_g for report in reports if (emitted_g := report.energy_use.carbon_g) is not None]
     if not carbon or not known_g:
@@ -29,7 +29,8 @@ def model_card_text(reports: Sequence[JobReport], ranks: Sequence[RankRecord], *
     assumed_w = sorted({f"{own.host_power_w:g}" for own in carbon if own.host_power_w})
     notes += [f"including {', '.join(assumed_w)} W assumed for the host"] if assumed_w else []
     notes += ["GPUs simulated"] if any(report.summary.is_simulated for report in reports) else []
-    source = f"{tool}: energy of GPUs, intensity of {', '.join(signals)}, PUE {', '.join(pues)}"
+    source = f"gpuenergyd {__version__}: energy of GPUs, intensity of {', '.join(signals)}, PUE {', '.join(pues)}"
+    ranks = jobs.history.ranks([report.summary.job_id for report in reports])
     models = Counter({rank.gpu_uuid: rank.gpu_model_name for rank in ranks}.values())
     fields = {
         "source": "; ".join([source, *notes]),
@@ -38,3 +39,6 @@ def model_card_text(reports: Sequence[JobReport], ranks: Sequence[RankRecord], *
     }
     lines = [f"  {name}: {json.dumps(text, ensure_ascii=False)}" for name, text in fields.items()]
     return "\n".join(["co2_eq_emissions:", f"  emissions: {sum(known_g):.6g}", *lines]) + "\n"
+
+
+MODEL_CARD = ReportFormat(model_card_text, is_of_one_training=True)

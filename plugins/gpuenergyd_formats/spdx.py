@@ -9,16 +9,19 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from gpuenergyd import __version__
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import UsageError
 from gpuenergyd.report.job import JobReport
+from gpuenergyd.report.plugin_formats import ReportedJobs, ReportFormat
 
 _VERSION = "3.0.1"
 _J_PER_KWH = 3.6e6
 
 
-def spdx_text(reports: Sequence[JobReport], *, made_at: datetime, tool: str) -> str:
+def spdx_text(jobs: ReportedJobs) -> str:
     """Return the energy of one training, whose jobs are given, as JSON-LD; raise UsageError if none is known."""
+    reports, made_at = jobs.reports, jobs.made_at
     used_j = [use_j for report in reports if (use_j := report.energy_use.used_j) is not None]
     if not used_j:
         raise UsageError("no energy of this job is known, so there is nothing to state")
@@ -39,7 +42,7 @@ def spdx_text(reports: Sequence[JobReport], *, made_at: datetime, tool: str) -> 
             "rootElement": [package],
             "element": [agent, user, package],
         },
-        {"type": "SoftwareAgent", "spdxId": agent, "name": tool},
+        {"type": "SoftwareAgent", "spdxId": agent, "name": f"gpuenergyd {__version__}"},
         {"type": "Person", "spdxId": user, "name": dict(first.tags).get("user", "NOASSERTION")},
         {
             "type": "ai_AIPackage",
@@ -76,3 +79,6 @@ def _training_text(reports: Sequence[JobReport]) -> str:
 
 def _instant(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+SPDX = ReportFormat(spdx_text, is_of_one_training=True)

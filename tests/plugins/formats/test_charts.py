@@ -13,17 +13,17 @@ from gpuenergyd.core.pipeline.graph import InstructionKind, combined_chunk_index
 from gpuenergyd.core.pipeline.megatron_orders import COMBINED
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.quantities.energy_use import EnergyUse
-from gpuenergyd.report.charts.axes import Axis, elapsed_step, elapsed_text, energy_step, energy_tick, round_step
-from gpuenergyd.report.charts.carbon_intensity import IntensityStep, TargetStep, intensity_svg
-from gpuenergyd.report.charts.colours import ClockScale
-from gpuenergyd.report.charts.daily_energy import days_svg
-from gpuenergyd.report.charts.power import power_svg
-from gpuenergyd.report.charts.time_energy import plane_svg
-from gpuenergyd.report.charts.timeline import timelines_svg
+from gpuenergyd.report.colours import ClockScale
 from gpuenergyd.report.groups import Group
 from gpuenergyd.report.observed_iteration import ObservedIteration
 from gpuenergyd.store import IterationRow, PlanRecord
 from gpuenergyd.store.records import RollupRecord
+from gpuenergyd_formats.charts.axes import Axis, elapsed_step, elapsed_text, energy_step, energy_tick, round_step
+from gpuenergyd_formats.charts.carbon_intensity import IntensityStep, TargetStep, intensity_svg
+from gpuenergyd_formats.charts.daily_energy import days_svg
+from gpuenergyd_formats.charts.power import power_svg
+from gpuenergyd_formats.charts.time_energy import plane_svg
+from gpuenergyd_formats.charts.timeline import timelines_svg
 from tests.support.sample_history import TUNED
 
 AT = datetime(2026, 3, 1, tzinfo=UTC)

@@ -8,9 +8,9 @@ from operator import itemgetter
 from statistics import median
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.report.charts.axes import TITLE_ROOM, WIDE, Axis, Frame, energy_step, energy_tick
 from gpuenergyd.report.formatting import energy_text, time_text
 from gpuenergyd.store import IterationRow, PlanRecord
+from gpuenergyd_formats.charts.axes import TITLE_ROOM, WIDE, Axis, Frame, energy_step, energy_tick
 
 _TOP, _BOTTOM = 28.0, 298.0
 _HEIGHT = _BOTTOM + 30.0 + TITLE_ROOM

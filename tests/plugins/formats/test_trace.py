@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks
-from gpuenergyd.report.other_formats.trace import _end_before_the_next, trace_text
 from gpuenergyd.store import open_history
 from gpuenergyd.store.records import ControlEventRecord, JobRecord, PlanRecord, SampleRecord
+from gpuenergyd_formats.trace import _end_before_the_next, trace_text
 from tests.support.sample_history import MAX_CLOCK_MHZ, NUM_MICROBATCHES, NUM_RANKS, START, spans, write_sample_history
 from tests.support.stored_history import write_records
 

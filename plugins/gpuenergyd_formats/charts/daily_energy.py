@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from html import escape
 
-from gpuenergyd.report.charts.axes import TITLE_ROOM, WIDE, Axis, Frame, energy_step, energy_tick, title_below
 from gpuenergyd.report.formatting import energy_text, time_text
 from gpuenergyd.report.groups import Group
+from gpuenergyd_formats.charts.axes import TITLE_ROOM, WIDE, Axis, Frame, energy_step, energy_tick, title_below
 
 _TOP, _BOTTOM = 28.0, 194.0
 _HEIGHT = _BOTTOM + 30.0 + TITLE_ROOM
