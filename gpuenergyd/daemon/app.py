@@ -42,12 +42,7 @@ from gpuenergyd.daemon.periodic import Periodic
 from gpuenergyd.daemon.ports import JobServices, RunningJob
 from gpuenergyd.daemon.processes.gpu_worker import GpuWorker, WorkerEvent, WorkerReady
 from gpuenergyd.daemon.processes.launch import StartChild, process_launchers
-from gpuenergyd.daemon.processes.plugins import (
-    PolicyNames,
-    check_policy_name,
-    is_shipped,
-    with_default_options,
-)
+from gpuenergyd.daemon.processes.plugins import PolicyNames, check_policy_name, is_shipped, with_default_options
 from gpuenergyd.daemon.processes.policy_client import PolicyClient
 from gpuenergyd.daemon.runtime.listening import InstanceLock, open_listener
 from gpuenergyd.daemon.runtime.log_rate_limit import LogRateLimit

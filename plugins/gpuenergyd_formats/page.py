@@ -1,18 +1,22 @@
 """The HTML page: one self-contained file without network requests, in light and dark mode, usable on a phone."""
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from itertools import pairwise
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from gpuenergyd import __version__
 from gpuenergyd.core.carbon.intensity import IntensitySample, SampleStatus
+from gpuenergyd.core.pipeline.power_swing import SwingFigure
 from gpuenergyd.count_text import count_text
 from gpuenergyd.report import formatting
 from gpuenergyd.report.colours import ClockScale, clock_scale
+from gpuenergyd.report.formatting import power_text
 from gpuenergyd.report.group_keys import GroupBy
 from gpuenergyd.report.groups import EnergyQuery, grouped
 from gpuenergyd.report.headline import Tile, evidence, headline, tiles, time_cost
@@ -20,7 +24,8 @@ from gpuenergyd.report.job import JobReport, before_and_after, plan_in_force
 from gpuenergyd.report.plugin_formats import ReportedJobs, ReportFormat
 from gpuenergyd.report.plugin_groups import GroupTable
 from gpuenergyd.report.totals import saved_total
-from gpuenergyd.store import History
+from gpuenergyd.store import History, PlanRecord
+from gpuenergyd.store.records import RollupRecord
 from gpuenergyd_formats.charts.axes import NARROW, WIDE, Frame
 from gpuenergyd_formats.charts.carbon_intensity import IntensityStep, TargetStep, intensity_svg
 from gpuenergyd_formats.charts.daily_energy import days_svg
@@ -28,7 +33,6 @@ from gpuenergyd_formats.charts.iterations import series_svg
 from gpuenergyd_formats.charts.power import power_svg
 from gpuenergyd_formats.charts.time_energy import plane_svg
 from gpuenergyd_formats.charts.timeline import timelines_svg
-from gpuenergyd_formats.swing import swing_text
 
 _SHORT_JOB_S = 7200.0
 _STATUS_ORDER = {status: rank for rank, status in enumerate(SampleStatus)}
@@ -247,3 +251,46 @@ def _chart(draw: Callable[..., str]) -> Chart:
     narrow = drawn(NARROW).replace(' id="', ' id="narrow-').replace("url(#", "url(#narrow-")
     # All text in a chart is escaped where it is drawn.
     return Chart(Markup(drawn(WIDE)), Markup(narrow))  # noqa: S704
+
+
+_SECOND_S = 1.0
+
+
+def swing_text(plan: PlanRecord | None, rollups: Sequence[RollupRecord], *, num_gpus: int) -> str:
+    """Return the power swing under the plan in force; empty if it is neither predicted nor measured.
+
+    Args:
+        plan: the plan in force.
+        rollups: stored power of each GPU by second; other bucket lengths are ignored.
+        num_gpus: number of GPUs of the job; seconds in which one of them was not measured are left out.
+    """
+    return " ".join(filter(None, (_predicted(plan), _measured(plan, rollups, num_gpus))))
+
+
+def _predicted(plan: PlanRecord | None) -> str:
+    if plan is None:
+        return ""
+    peak_w, trough_w = plan.plan.figure(SwingFigure.PEAK), plan.plan.figure(SwingFigure.TROUGH)
+    rms_w = plan.plan.figure(SwingFigure.BAND_RMS)
+    if peak_w is None or trough_w is None or rms_w is None:
+        return ""
+    return (
+        f"Predicted for an iteration of the plan in force: {power_text(trough_w)} to {power_text(peak_w)},"
+        f" {power_text(rms_w)} RMS from 0.1 to 20 Hz."
+    )
+
+
+def _measured(plan: PlanRecord | None, rollups: Sequence[RollupRecord], num_gpus: int) -> str:
+    by_second: dict[float, list[float]] = defaultdict(list)
+    for rollup in rollups:
+        is_under_plan = plan is not None and rollup.started_at >= plan.issued_at
+        if is_under_plan and rollup.bucket_s == _SECOND_S and rollup.mean_power_w is not None:
+            by_second[rollup.started_at.timestamp()].append(rollup.mean_power_w)
+    means_w = {at: sum(own) for at, own in sorted(by_second.items()) if len(own) == num_gpus}
+    ramps_w = [abs(means_w[b] - means_w[a]) for a, b in pairwise(means_w) if b - a <= 1.5 * _SECOND_S]
+    if not ramps_w:
+        return ""
+    return (
+        f"Measured, means of seconds: {power_text(min(means_w.values()))} to {power_text(max(means_w.values()))},"
+        f" at most {power_text(max(ramps_w))} from one second to the next."
+    )

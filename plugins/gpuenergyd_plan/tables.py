@@ -16,12 +16,7 @@ from gpuenergyd.core.pipeline.schedules import ScheduleFamily, in_a_row, make_sc
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError, UsageError
 from gpuenergyd.wire.profile_files import ProfileTable, read_order_file
-from gpuenergyd_plan.instruction_costs import (
-    INPUT_GRADIENT_SHARE,
-    CostAssumptions,
-    cost_notes,
-    instruction_profiles,
-)
+from gpuenergyd_plan.instruction_costs import INPUT_GRADIENT_SHARE, CostAssumptions, cost_notes, instruction_profiles
 
 DEFAULT_SCHEDULE = "1f1b"
 AUTO_SCHEDULE = "auto"

@@ -24,10 +24,7 @@ from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.messages import LeaseOwner
 from gpuenergyd.gpu.restore.executor import RestoreOutcome, RestoreResult
 from gpuenergyd.gpu.restore.journal import Control
-from gpuenergyd.store.records import (
-    ControlEventRecord,
-    Record,
-)
+from gpuenergyd.store.records import ControlEventRecord, Record
 from gpuenergyd.wire.clock_request import RankClockRequest
 from gpuenergyd.wire.messages import IterationReport, PlanSlice, RankRegistration
 from tests.support.worker_link import WorkerByMethods

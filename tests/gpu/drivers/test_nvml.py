@@ -14,13 +14,7 @@ import pynvml
 import pytest
 
 from gpuenergyd.core.host.energy_scope import EnergyScope
-from gpuenergyd.errors import (
-    DriverError,
-    GpuError,
-    GpuLostError,
-    GpuPermissionError,
-    GpuUnsupportedError,
-)
+from gpuenergyd.errors import DriverError, GpuError, GpuLostError, GpuPermissionError, GpuUnsupportedError
 from gpuenergyd.gpu.drivers.nvml import NvmlHost
 from gpuenergyd.gpu.drivers.nvml_errors import nvml_error
 from gpuenergyd.gpu.worker.threads.counter_edges import EnergyEdges

@@ -7,14 +7,7 @@ import pytest
 
 import gpuenergyd
 from docs.site.generated import DOCS
-from docs.site.screenshots import (
-    WIDTHS,
-    live_pages,
-    picture_names,
-    version_of,
-    wait_for_live_data,
-    write_reports,
-)
+from docs.site.screenshots import WIDTHS, live_pages, picture_names, version_of, wait_for_live_data, write_reports
 from tests.support.chromium import CHROMIUM, Page, in_browser
 from tests.support.readable import EMPTY_CHARTS, OVERFLOWING, OVERLAPPING, PALE, SMALL
 from tests.support.thorough import thorough
