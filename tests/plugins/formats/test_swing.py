@@ -2,12 +2,11 @@
 
 from datetime import UTC, datetime, timedelta
 
-from gpuenergyd_formats.page import swing_text
-
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.pipeline.power_swing import SwingFigure
 from gpuenergyd.store import PlanRecord
 from gpuenergyd.store.records import RollupRecord
+from gpuenergyd_formats.page import swing_text
 
 BEGAN_AT = datetime(2026, 1, 1, tzinfo=UTC)
 FIGURES = ((SwingFigure.PEAK, 1553.2), (SwingFigure.TROUGH, 334.6), (SwingFigure.BAND_RMS, 278.1))
