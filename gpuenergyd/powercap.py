@@ -14,7 +14,7 @@ POWERCAP = Path("/sys/class/powercap")
 
 
 @dataclass(slots=True)
-class EnergyCounter:
+class PowercapCounter:
     """One counter: a zone of the highest level, or memory attached to it."""
 
     zone: Path
@@ -41,21 +41,21 @@ class EnergyCounter:
             raise GpuUnsupportedError(f"cannot read {self.zone / name}: {cause}") from None
 
 
-def energy_counters(root: Path) -> Iterator[EnergyCounter]:
+def energy_counters(root: Path) -> Iterator[PowercapCounter]:
     """Yield the zones of the highest level and their memory; other parts would count the same energy twice."""
     for zone in sorted(root.glob("intel-rapl:*")):
         parent = zone.name.rpartition(":")[0]
         try:
             name = (zone / "name").read_text(encoding="utf-8").strip()
             if parent == "intel-rapl":
-                yield EnergyCounter(zone, name)
+                yield PowercapCounter(zone, name)
             elif name == "dram":
-                yield EnergyCounter(zone, f"{(root / parent / 'name').read_text(encoding='utf-8').strip()}/dram")
+                yield PowercapCounter(zone, f"{(root / parent / 'name').read_text(encoding='utf-8').strip()}/dram")
         except (OSError, ValueError):
             continue
 
 
-def component_counters(root: Path) -> list[EnergyCounter]:
+def component_counters(root: Path) -> list[PowercapCounter]:
     """Return CPU packages and memory, without counters of the platform, by name."""
     found = [one for one in energy_counters(root) if one.name.startswith("package") or one.name.endswith("/dram")]
     return sorted(found, key=lambda counter: counter.name)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpuenergyd.errors import GpuUnsupportedError, UsageError
-from gpuenergyd.powercap import POWERCAP, EnergyCounter, component_counters
+from gpuenergyd.powercap import POWERCAP, PowercapCounter, component_counters
 from gpuenergyd_carbon.sources.web import SourceError, Web, WebLimits
 from gpuenergyd_prove.errors import ProofError
 from gpuenergyd_prove.proof.measurements import PowerSample
@@ -125,7 +125,7 @@ class PowercapMeter:
     facts: MeterFacts
     root: Path = POWERCAP
     now_s: Callable[[], float] = time.time
-    _counters: Sequence[EnergyCounter] = ()
+    _counters: Sequence[PowercapCounter] = ()
     _last_s: float | None = None
 
     def read(self) -> PowerSample | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuenergyd.errors import GpuUnsupportedError
-from gpuenergyd.powercap import POWERCAP, EnergyCounter, energy_counters
+from gpuenergyd.powercap import POWERCAP, PowercapCounter, energy_counters
 from gpuenergyd_zeusd.parameters import BadParameterError
 
 PERIOD_S = 0.05
@@ -24,7 +24,7 @@ WRAP_WATCH_S = 30.0
 class _Counter:
     """One energy counter without its wraps, read at most once per period."""
 
-    counter: EnergyCounter
+    counter: PowercapCounter
     energy_uj: int = 0
     _read_mono_s: float = float("-inf")
 

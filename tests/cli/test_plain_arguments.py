@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from docs.site.manual.command_tree import described_commands
 from gpuenergyd.cli.app import command_line, plain_call
-from gpuenergyd.cli.help.command_tree import described_commands
 from gpuenergyd.errors import UsageError
 
 TYPERS_OWN = ("run", "prove")

@@ -18,10 +18,10 @@ import pytest
 from docs.site.entry_points import GROUPS, offered_entry_points
 from docs.site.generated import renderers
 from docs.site.house_map import PYTHON_PATH
+from docs.site.manual.command_tree import described_commands
 from docs.site.metrics import exported_families
 from docs.site.python_api import public_modules
 from docs.site.screenshots import WIDTHS
-from gpuenergyd.cli.help.command_tree import described_commands
 from gpuenergyd.client.connection import HttpConnection
 from gpuenergyd.daemon.api.openapi import api_description
 from gpuenergyd.daemon.host_services import host_services

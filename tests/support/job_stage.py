@@ -27,6 +27,7 @@ from gpuenergyd.gpu.restore.journal import Control
 from gpuenergyd.store.records import ControlEventRecord, Record
 from gpuenergyd.wire.clock_request import RankClockRequest
 from gpuenergyd.wire.messages import IterationReport, PlanSlice, RankRegistration
+from tests.support.closing import AT_END, close_all
 from tests.support.worker_link import WorkerByMethods
 
 CLOCKS_MHZ = (1410, 1200, 900)
@@ -164,7 +165,7 @@ def plan(plan_id: str, clock_mhz: int, purpose: PlanPurpose = PlanPurpose.TUNED)
 
 
 class Stage:
-    """Two ranks of one job in this process, on two GPUs, with faked services."""
+    """Two ranks of one job in this process, on two GPUs, with faked services; the end of the test ends the job."""
 
     def __init__(self, *answers: ClockPlan | PolicyFailure, is_observing: bool = False) -> None:
         self.worker, self.policy, self.history = FakeWorker(), FakePolicy(list(answers)), FakeHistory()
@@ -209,6 +210,7 @@ class Stage:
         self.tokens: list[str] = []
         self.next_index = 0
         self.sequence = 0
+        AT_END.append(lambda: self.jobs.close("the test is over"))
 
     def join(self) -> str:
         """Register both ranks; return the job's id."""
@@ -296,6 +298,9 @@ def play(scenario: Callable[[], Awaitable[None]]) -> None:
     """Run a scenario on an event loop of its own."""
 
     async def run() -> None:
-        await scenario()
+        try:
+            await scenario()
+        finally:
+            await close_all()
 
     asyncio.run(run())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuenergyd.errors import GpuUnsupportedError
-from gpuenergyd.powercap import POWERCAP, EnergyCounter, component_counters
+from gpuenergyd.powercap import POWERCAP, PowercapCounter, component_counters
 from gpuenergyd.store.records import HostRollupRecord
 
 PERIOD_S = 10.0
@@ -28,7 +28,7 @@ class HostEnergy:
     root: Path = POWERCAP
     period_s: float = PERIOD_S
     reason: str | None = None
-    _domains: list[EnergyCounter] = field(default_factory=list)
+    _domains: list[PowercapCounter] = field(default_factory=list)
     _last_mono_ns: int = 0
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class HostEnergy:
             "reason": self.reason,
         }
 
-    def _used_j(self, domain: EnergyCounter, elapsed_s: float) -> float | None:
+    def _used_j(self, domain: PowercapCounter, elapsed_s: float) -> float | None:
         try:
             used_uj = domain.used_uj()
         except GpuUnsupportedError as error:

@@ -45,7 +45,6 @@ NOTHING = (
 async def test_joining_names_the_options_their_origin_and_what_to_expect(rank: RankRegistration, message: str) -> None:
     stage = Stage()
     assert stage.jobs.register(rank, ME, os.pidfd_open(os.getpid())).message == message
-    await stage.jobs.close("test over")
 
 
 def test_an_option_comes_from_the_program_the_environment_or_the_daemon() -> None:
@@ -73,7 +72,6 @@ async def test_the_outcome_is_sent_to_the_trainer_and_recorded() -> None:
     (ended,) = [r for r in stage.history.records if isinstance(r, JobEndRecord)]
     assert (ended.outcome, ended.outcome_reason) == ("at_full_speed", reason)
     assert [(job.job_id, job.line) for job in stage.jobs.ended] == [(ended.job_id, line)]
-    await stage.jobs.close("test over")
 
 
 async def test_advice_on_the_slowdown_is_in_the_status_the_log_the_last_message_and_the_history(
@@ -97,7 +95,6 @@ async def test_advice_on_the_slowdown_is_in_the_status_the_log_the_last_message_
     assert text not in ended.outcome_reason
     recorded = [r for r in stage.history.records if isinstance(r, ControlEventRecord)]
     assert [r.reason for r in recorded if r.action == SLOWDOWN_ADVICE] == [text]
-    await stage.jobs.close("test over")
 
 
 async def test_a_job_that_a_stopping_daemon_ends_has_an_outcome() -> None:

@@ -50,7 +50,6 @@ async def test_limits_are_set_when_the_iteration_before_ends() -> None:
     assert len(stage.worker.power_limits) == 2
     assert stage.worker.requested_clocks == []
     assert [event.after for event in stage.events("limit")] == ["300 W", "250 W"]
-    await stage.jobs.close("the test is over")
 
 
 async def test_limits_are_withdrawn_by_a_plan_without_and_forgotten_by_a_restore() -> None:
@@ -66,7 +65,6 @@ async def test_limits_are_withdrawn_by_a_plan_without_and_forgotten_by_a_restore
     await settle()
     await stage.iterate(times=2)
     assert len(stage.worker.power_limits) == 2
-    await stage.jobs.close("the test is over")
 
 
 async def test_a_plan_for_a_suspected_straggler_is_prepared_with_the_levers_of_the_job() -> None:
@@ -80,7 +78,6 @@ async def test_a_plan_for_a_suspected_straggler_is_prepared_with_the_levers_of_t
     prepared = stage.policy.views[-1]
     assert prepared.target.is_forced
     assert (prepared.can_set_clocks, prepared.can_set_power_limits) == (False, True)
-    await stage.jobs.close("the test is over")
 
 
 async def test_a_refused_limit_ends_control() -> None:
@@ -91,7 +88,6 @@ async def test_a_refused_limit_ends_control() -> None:
     (runner,) = stage.jobs
     assert stage.phase == "fallback"
     assert "the power limit cannot be set: no permission" in runner.job.phase_reason
-    await stage.jobs.close("the test is over")
 
 
 async def test_a_limit_out_of_range_is_an_invalid_plan() -> None:
@@ -100,7 +96,6 @@ async def test_a_limit_out_of_range_is_an_invalid_plan() -> None:
     await stage.iterate(times=4)
     (runner,) = stage.jobs
     assert "cannot be limited to 50 W; supported: 100 to 400 W" in runner.job.phase_reason
-    await stage.jobs.close("the test is over")
 
 
 async def test_a_policy_that_cannot_limit_power_predicts_instead() -> None:
@@ -114,7 +109,6 @@ async def test_a_policy_that_cannot_limit_power_predicts_instead() -> None:
     assert stage.worker.calls == []
     assert runner.outcome().kind == "observed_only"
     assert runner.outcome_line() == "policy scripted cannot plan with power limits alone: it only predicts"
-    await stage.jobs.close("the test is over")
 
 
 async def test_the_next_daemon_sets_all_limits_again() -> None:
@@ -131,8 +125,6 @@ async def test_the_next_daemon_sets_all_limits_again() -> None:
     assert stage.worker.power_limits == [("GPU-0", 300.0), ("GPU-0", 300.0)]
     assert stage.events("limit")[1].before == "unknown"
 
-    await stage.jobs.close("the test is over")
-
 
 async def test_the_next_daemon_reads_no_limit_of_a_job_that_never_had_one() -> None:
     stage = Stage(plan("clocks", 1200))
@@ -145,7 +137,6 @@ async def test_the_next_daemon_reads_no_limit_of_a_job_that_never_had_one() -> N
     limits.restore(snapshot)
     await stage.iterate(times=2)
     assert stage.phase == "tuned"
-    await stage.jobs.close("the test is over")
 
 
 async def test_profiles_are_set_withdrawn_and_audited_as_limits_are() -> None:
@@ -160,7 +151,6 @@ async def test_profiles_are_set_withdrawn_and_audited_as_limits_are() -> None:
     assert stage.worker.power_profiles == [("GPU-0", 1), ("GPU-0", None)]
     assert stage.worker.power_limits == []
     assert [event.after for event in stage.events("profile")] == ["requested: 1", "requested: none"]
-    await stage.jobs.close("the test is over")
 
 
 async def test_a_refused_profile_ends_control_with_what_is_missing() -> None:
@@ -171,7 +161,6 @@ async def test_a_refused_profile_ends_control_with_what_is_missing() -> None:
     (runner,) = stage.jobs
     assert stage.phase == "fallback"
     assert "the workload power profile cannot be set: no permission; run the GPU worker" in runner.job.phase_reason
-    await stage.jobs.close("the test is over")
 
 
 async def test_a_profile_that_a_gpu_does_not_offer_is_an_invalid_plan() -> None:
@@ -180,7 +169,6 @@ async def test_a_profile_that_a_gpu_does_not_offer_is_an_invalid_plan() -> None:
     await stage.iterate(times=4)
     (runner,) = stage.jobs
     assert "rank 1 has no workload power profile 7; offered: 0, 1" in runner.job.phase_reason
-    await stage.jobs.close("the test is over")
 
 
 async def test_a_job_learns_of_the_profiles_that_other_programs_request() -> None:
@@ -195,7 +183,6 @@ async def test_a_job_learns_of_the_profiles_that_other_programs_request() -> Non
     stage.jobs.handle_gpu_settings(GpuSettingsRead("GPU-0", details, is_our_power_limit=False, our_power_profile=1))
     await stage.iterate()
     assert stage.policy.views[-1].gpus[0].foreign_power_profiles == (20,)
-    await stage.jobs.close("the test is over")
 
 
 async def test_the_next_daemon_sets_all_profiles_again() -> None:
@@ -210,4 +197,3 @@ async def test_the_next_daemon_sets_all_profiles_again() -> None:
     await stage.iterate()
     assert stage.worker.power_profiles == [("GPU-0", 1), ("GPU-0", 1)]
     assert stage.events("profile")[1].before == "unknown"
-    await stage.jobs.close("the test is over")

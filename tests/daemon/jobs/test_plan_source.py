@@ -213,7 +213,6 @@ def test_a_held_question_is_asked_when_the_pace_of_the_job_is_not_known_any_more
         await settle()
 
         assert len(stage.policy.views) == num_asked + 1
-        await stage.jobs.close("the test is over")
 
     play(scenario)
 
@@ -228,7 +227,6 @@ def test_a_member_of_a_pipeline_across_hosts_follows_no_clocks_where_plans_may_o
         assert isinstance(runner.plans, PostedPlans)
 
         assert not runner.plans.can_set_clocks()
-        await stage.jobs.close("the test is over")
 
     play(scenario)
 

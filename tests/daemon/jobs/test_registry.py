@@ -77,7 +77,6 @@ async def test_the_gpus_of_an_ended_job_are_restored_before_another_may_claim_th
     assert list(stage.jobs) == []
     (ended,) = [r for r in stage.history.records if isinstance(r, JobEndRecord)]
     assert ended.end_reason == "rank 0 was released"
-    await stage.jobs.close("test over")
 
 
 async def test_other_ranks_of_an_ended_job_return_to_full_speed_and_their_requests_are_stale() -> None:
@@ -93,7 +92,6 @@ async def test_other_ranks_of_an_ended_job_return_to_full_speed_and_their_reques
     assert [(p.changes, p.apply_at_iteration) for p in reply.plans] == [((), 0)]
     assert outcome is Admission.STALE
     assert stage.worker.requested_clocks == []
-    await stage.jobs.close("test over")
 
 
 async def test_after_a_policy_failure_the_job_runs_at_full_speed_and_old_requests_are_stale() -> None:
@@ -108,7 +106,6 @@ async def test_after_a_policy_failure_the_job_runs_at_full_speed_and_old_request
     assert stage.worker.calls == [("lease", ("GPU-0", "GPU-1")), ("restore", ("GPU-0", "GPU-1"))]
     assert [p.changes for p in given[0]] == [()]
     assert outcome is Admission.STALE
-    await stage.jobs.close("test over")
 
 
 async def test_a_refused_lease_leads_to_full_speed_with_its_reason() -> None:
@@ -121,7 +118,6 @@ async def test_a_refused_lease_leads_to_full_speed_with_its_reason() -> None:
     assert stage.phase == "fallback"
     assert outcome is Admission.STALE
     assert [e.reason for e in stage.events("lease")] == ["GPU-0 is leased to somebody"]
-    await stage.jobs.close("test over")
 
 
 @pytest.mark.fault(8)
@@ -184,7 +180,6 @@ async def test_an_idle_job_is_restored_and_leases_again_at_its_next_clock_reques
     assert [call for call, _ in stage.worker.calls] == ["lease", "restore", "lease"]
     assert (silent, speaking) == (Admission.STALE, Admission.FORWARDED)
     assert stage.phase == "tuned"
-    await stage.jobs.close("test over")
 
 
 def predicted_plan() -> ClockPlan:
@@ -211,7 +206,6 @@ async def test_an_observing_daemon_records_a_prediction_and_never_leases() -> No
     assert not runner.job.knowledge.plans.kept
     assert stage.worker.calls == []
     assert sum(isinstance(r, IterationRecord) for r in stage.history.records) == 8
-    await stage.jobs.close("test over")
 
 
 @pytest.mark.parametrize("is_observing", [True, False])
@@ -219,7 +213,6 @@ async def test_a_program_that_joins_an_observing_daemon_is_notified(*, is_observ
     stage = Stage(is_observing=is_observing)
     registered = stage.jobs.register(registration(0), ME, os.pidfd_open(os.getpid()))
     assert ("the daemon only observes (mode observe)" in registered.message) is is_observing
-    await stage.jobs.close("test over")
 
 
 async def test_a_policy_that_needs_profiling_gives_a_reason_in_place_of_a_prediction() -> None:
@@ -232,7 +225,6 @@ async def test_a_policy_that_needs_profiling_gives_a_reason_in_place_of_a_predic
     assert runner.prediction.predicted is None
     assert "cannot predict without trying clocks" in runner.prediction.reason
     assert not [r for r in stage.history.records if isinstance(r, PlanRecord)]
-    await stage.jobs.close("test over")
 
 
 async def test_a_job_with_an_observe_only_gpu_leases_once_it_can_be_controlled() -> None:
@@ -247,7 +239,6 @@ async def test_a_job_with_an_observe_only_gpu_leases_once_it_can_be_controlled()
     await stage.iterate(times=50)
     assert stage.policy.views[1].can_set_clocks
     assert any(call[0] == "lease" for call in stage.worker.calls)
-    await stage.jobs.close("test over")
 
 
 async def test_each_change_is_recorded_with_actor_and_reason() -> None:
@@ -276,7 +267,6 @@ async def test_an_iteration_without_energy_readings_is_observed_after_the_time_l
 
     iterations = [r for r in stage.history.records if isinstance(r, IterationRecord)]
     assert [r.energy_j for r in iterations] == [None] * 3
-    await stage.jobs.close("test over")
 
 
 @pytest.mark.fault(17)
@@ -307,7 +297,6 @@ async def test_a_request_for_an_unsupported_clock_or_an_unknown_plan_is_hostile(
     assert outcomes == [Admission.HOSTILE] * 3
     assert stage.jobs.clock_requests.num_hostile == 3
     assert stage.worker.requested_clocks == []
-    await stage.jobs.close("test over")
 
 
 @pytest.mark.fault(60)
@@ -370,7 +359,6 @@ async def test_the_number_of_ranks_per_user_is_limited() -> None:
     os.close(pidfd)
 
     assert stage.gpus["GPU-1"].claim is None
-    await stage.jobs.close("test over")
 
 
 async def test_the_measured_latency_of_clock_changes_reaches_the_policy() -> None:
@@ -394,7 +382,6 @@ async def test_the_measured_latency_of_clock_changes_reaches_the_policy() -> Non
         "raise 30 ms, lower 30 ms, assumed",
         "raise 4 ms, lower 4 ms, measured",
     )
-    await stage.jobs.close("test over")
 
 
 async def test_policies_know_how_many_gpus_of_the_host_all_jobs_use() -> None:
@@ -416,7 +403,6 @@ async def test_policies_know_how_many_gpus_of_the_host_all_jobs_use() -> None:
     stage.jobs.release(RankRelease(registered.rank_token), ME)
     await settle()
     assert shares(first) == [2, 2]
-    await stage.jobs.close("the test is over")
 
 
 async def test_several_reports_of_a_rank_are_handled_in_order_and_get_one_reply() -> None:
@@ -438,7 +424,6 @@ async def test_several_reports_of_a_rank_are_handled_in_order_and_get_one_reply(
     for several, what in (([], "0 reports"), (sent[:1] * 65, "65 reports")):
         with pytest.raises(ProtocolError, match=f"{what} in a message; 1 to 64 are accepted"):
             await stage.jobs.handle_reports(several, ME)
-    await stage.jobs.close("test over")
 
 
 async def test_other_requests_are_handled_between_several_reports() -> None:
@@ -473,7 +458,6 @@ async def test_times_of_instructions_are_dispensable_once_planned_unless_waits_f
     replica = stage.jobs.register(replace(alone, dp_rank=1, gpu_uuid="GPU-1"), ME, os.pidfd_open(os.getpid()))
     assert not takes_untimed(first, 2)
     assert not takes_untimed(replica.rank_token, 0)
-    await stage.jobs.close("test over")
 
 
 @pytest.mark.parametrize("is_observing", [True, False])
@@ -492,7 +476,6 @@ async def test_only_jobs_that_are_observed_report_iterations_together_and_each_o
     assert reply is not None
     assert reply.takes_together is is_observing
     assert job.num_iterations == 5
-    await stage.jobs.close("test over")
 
 
 async def test_a_member_of_a_pipeline_across_hosts_times_all_instructions() -> None:
@@ -502,7 +485,6 @@ async def test_a_member_of_a_pipeline_across_hosts_times_all_instructions() -> N
     reply = stage.jobs.handle_report(report(token, 0, 0, 0), ME)
     assert reply is not None
     assert not reply.takes_untimed
-    await stage.jobs.close("test over")
 
 
 async def test_a_peer_cannot_use_the_token_of_another_uid() -> None:
@@ -515,7 +497,6 @@ async def test_a_peer_cannot_use_the_token_of_another_uid() -> None:
     admitted = stage.jobs.clock_requests.admit(record, stranger)
 
     assert (reported, released, admitted) == (None, None, Admission.HOSTILE)
-    await stage.jobs.close("test over")
 
 
 @pytest.mark.fault(29)
@@ -565,4 +546,3 @@ async def test_only_supported_clocks_within_an_hour_are_admitted_in_a_timetable(
     assert admitted(2, TimedClock(900, now_ns), TimedClock(1411, now_ns + 10**9)) is Admission.HOSTILE
     assert admitted(3, TimedClock(900, now_ns), TimedClock(0, now_ns + 10**9)) is Admission.HOSTILE
     assert admitted(4, TimedClock(900, now_ns + 3601 * 10**9)) is Admission.HOSTILE
-    await stage.jobs.close("test over")

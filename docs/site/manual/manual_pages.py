@@ -4,9 +4,9 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
+from docs.site.manual.command_tree import PROGRAM, CommandText, OptionText, described_commands
+from docs.site.manual.settings_text import SettingText, described_settings, environment_variable
 from gpuenergyd import __version__
-from gpuenergyd.cli.help.command_tree import PROGRAM, CommandText, OptionText, described_commands
-from gpuenergyd.cli.help.settings_text import SettingText, described_settings, environment_variable
 
 _CONFIG_PAGE = f"{PROGRAM}.toml"
 _WIDTH = 66

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from docs.site.manual.command_tree import described_commands
+from docs.site.manual.manual_pages import manual_pages
+from docs.site.manual.settings_text import default_text, described_settings
 from gpuenergyd import __version__
 from gpuenergyd.cli.app import all_commands
-from gpuenergyd.cli.help.command_tree import described_commands
-from gpuenergyd.cli.help.manual_pages import manual_pages
-from gpuenergyd.cli.help.settings_text import default_text, described_settings
 from gpuenergyd.cli.main import run
 from gpuenergyd.daemon.settings import Settings
 from tests.support.thorough import thorough
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(sys.executable).with_name("gpuenergyd")
 _COMPLETE = {
     "bash": """
