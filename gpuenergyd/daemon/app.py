@@ -35,7 +35,6 @@ from gpuenergyd.daemon.jobs.operators import JobFits, Operators, OrderFile
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.jobs.replicas import TimeAccounts
-from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
 from gpuenergyd.daemon.manual_leases.releases import GpuReleases
 from gpuenergyd.daemon.periodic import Periodic
@@ -161,10 +160,7 @@ class Daemon:
         self.services: Mapping[str, HostService] = {name: service(parts) for name, service in host_services().items()}
         self._server = Server(
             self.jobs,
-            ManualChanges(
-                AdministratorLeases(self.leases, self.gpus, self.worker, is_observing=settings.is_observing),
-                self.releases,
-            ),
+            ManualChanges(self.worker, self.leases, self.releases),
             self.members,
             self._operators,
             JobFits(self.jobs, self.policy.fitted, self.members.led_job),

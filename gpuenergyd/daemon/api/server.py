@@ -32,8 +32,9 @@ from gpuenergyd.daemon.host_services import HostService
 from gpuenergyd.daemon.jobs.operators import JobFits, Operators
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.daemon.jobs.registry import Jobs
-from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
+from gpuenergyd.daemon.manual_leases.leases import ManualLeases
 from gpuenergyd.daemon.manual_leases.releases import GpuReleases
+from gpuenergyd.daemon.ports import WorkerPort
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, open_pidfd, require_alive
 from gpuenergyd.daemon.runtime.shared_reads import SharedReads
 from gpuenergyd.daemon.runtime.user_rates import UserRates
@@ -43,8 +44,6 @@ from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES, MAX_ITERATION_REPORT_BYTE
 from gpuenergyd.wire.daemon_codec import decode, decode_one_or_several, encode
 from gpuenergyd.wire.messages import (
     IterationReport,
-    LeaseRelease,
-    LeaseRequest,
     PaceReport,
     RankRegistration,
     RankRelease,
@@ -110,7 +109,8 @@ class UserLimits:
 class ManualChanges:
     """The services that change GPUs outside jobs."""
 
-    leases: AdministratorLeases
+    worker: WorkerPort
+    leases: ManualLeases
     releases: GpuReleases
 
 
@@ -145,8 +145,8 @@ class Server:
         self._proof_of_use = proof_of_use
         services = RouteServices(
             jobs.services.gpus,
-            changes.leases.worker,
-            changes.leases.leases,
+            changes.worker,
+            changes.leases,
             proof_of_use,
             self._open_peer,
             self._require_administrator,
@@ -174,8 +174,6 @@ class Server:
             routes.MEMBERS: self._rank_handler(MemberQuery, members.state),
             routes.MEMBER_PLAN: self._rank_handler(MemberPlan, members.post_plan),
             routes.PIPELINES: self._rank_handler(PipelineReport, members.plan_pipeline),
-            routes.LEASES: self._administrator_handler(LeaseRequest, changes.leases.grant),
-            routes.LEASE_RELEASE: self._administrator_handler(LeaseRelease, changes.leases.release),
             routes.GPU_RELEASE: self._administrator_handler(GpuRelease, changes.releases.release),
             routes.GPU_REOPEN: self._administrator_handler(GpuReopen, changes.releases.reopen),
             routes.ENERGY: self._read_energy,
@@ -279,7 +277,7 @@ class Server:
 
     async def _energy_counter_j(self, gpu_uuid: str) -> float | None:
         try:
-            return (await self._changes.leases.worker.do(TakeSnapshot(gpu_uuid))).total_energy_j
+            return (await self._changes.worker.do(TakeSnapshot(gpu_uuid))).total_energy_j
         except GpuEnergyError:
             return None
 

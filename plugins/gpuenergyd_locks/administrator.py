@@ -16,7 +16,7 @@ from gpuenergyd.daemon.ports import WorkerPort
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.daemon.settings import REFUSED_IN_OBSERVE
 from gpuenergyd.errors import JobError, UsageError
-from gpuenergyd.wire.messages import LeaseGranted, LeaseRelease, LeaseReleased, LeaseRequest
+from gpuenergyd_locks.messages import LeaseGranted, LeaseRelease, LeaseReleased, LeaseRequest
 
 _MAX_LIFETIME_S = 30 * 86_400.0
 _MAX_POWER_LIMIT_W = 10_000.0
