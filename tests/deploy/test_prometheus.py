@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from gpuenergyd.daemon.api.metrics import metrics_text
+from gpuenergyd_otlp.prometheus import metrics_text
 from tests.daemon.api.test_metrics import STATUS
 from tests.support.daemon_process import ROOT
 from tests.support.http_handler import QuietHandler

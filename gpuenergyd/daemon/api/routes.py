@@ -117,11 +117,10 @@ JOB_FIT = Route(
     "What the policy has fitted to a running job: profile, latencies, target; and the plan in force.",
     reply=JobFit,
 )
-METRICS = Route("/v1/metrics", "The status as Prometheus metrics.", content_type="text/plain")
 OPENAPI = Route("/v1/openapi.json", "This document.")
 
 ROUTES = (
     *(RANKS, ITERATIONS, PACE, RELEASE, MEMBERS, MEMBER_PLAN, PIPELINES),
     *(GPU_RELEASE, GPU_REOPEN, ENERGY, PAST_JOBS, ALL_PAST_JOBS, PAST_JOB_IMPORT, PAST_JOB_FORGET),
-    *(STATUS, JOB, JOB_PATCH, JOB_FIT, METRICS, OPENAPI),
+    *(STATUS, JOB, JOB_PATCH, JOB_FIT, OPENAPI),
 )

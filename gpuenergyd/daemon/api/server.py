@@ -21,7 +21,6 @@ from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.api import routes
 from gpuenergyd.daemon.api.connection_guard import ConnectionCounts, ConnectionGuards
 from gpuenergyd.daemon.api.fair_queue import FairQueue
-from gpuenergyd.daemon.api.metrics import metrics_text
 from gpuenergyd.daemon.api.openapi import api_text
 from gpuenergyd.daemon.api.plugin_routes import RouteServices, plugin_routes
 from gpuenergyd.daemon.api.routes import ROUTES
@@ -76,7 +75,6 @@ _UNSEEN_PATHS = frozenset(
     own.path for own in (routes.ENERGY, routes.ITERATIONS, routes.PACE, routes.PAST_JOB_IMPORT, routes.PAST_JOB_FORGET)
 )
 """Paths whose requests leave the status snapshot valid: frequent ones, and those that change nothing in the status."""
-_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LINGER_LIMIT_S = 0.2
 """Time to keep reading after an early response, so that the sender can receive it."""
 _SHUTDOWN_LIMIT_S = 1.0
@@ -138,7 +136,6 @@ class Server:
         self._fits = fits
         self._status = Snapshot(status)
         self._status_text = SnapshotText(self._status, encode)
-        self._metrics = SnapshotText(self._status, metrics_text)
         self._job_detail = job_detail
         self._energies = SharedReads(self._energy_counter_j)
         self._access = proof_of_use.rules
@@ -152,6 +149,7 @@ class Server:
             self._require_administrator,
             self._raw_body,
             host_services,
+            self._status,
             is_observing=jobs.services.is_observing,
         )
         self._plugins = [plugin(services) for plugin in plugin_routes()]
@@ -185,7 +183,6 @@ class Server:
             routes.JOB: self._get_job,
             routes.JOB_PATCH: self._change_job,
             routes.JOB_FIT: self._get_job_fit,
-            routes.METRICS: _text_handler(self._metrics.value, _METRICS_TYPE),
             routes.OPENAPI: _text_handler(api_text, routes.JSON_TYPE),
         }
         for route in ROUTES:

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuenergyd.daemon.api.metrics import StatusCollector, metrics_text
+from gpuenergyd_otlp.prometheus import StatusCollector, metrics_text
 
 GPU = {
     "gpu_uuid": "GPU-a",
