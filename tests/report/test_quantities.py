@@ -32,7 +32,7 @@ from gpuenergyd.store.records import (
 from gpuenergyd_carbon.job_views import carbon_figures
 from gpuenergyd_carbon.service import RunningEmissions
 from gpuenergyd_otlp.prometheus import metrics_text
-from tests.daemon.api.test_metrics import STATUS
+from tests.plugins.otlp.test_prometheus import STATUS
 from tests.support.sample_history import write_sample_history
 from tests.support.stored_history import write_records
 
