@@ -15,7 +15,12 @@ from gpuenergyd.core.policy_api.policy import OfflinePlanner, OfflineRequest, Po
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError, UnknownPolicyError, UsageError
-from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file, read_waiting_power_file
+from gpuenergyd_plan.profiles.profile_files import (
+    PlannerInstance,
+    ProfileTable,
+    read_pipeline_file,
+    read_waiting_power_file,
+)
 from gpuenergyd_plan.tables import AUTO_SCHEDULE, PlanOptions, reference_graph, table_request
 
 _PLANNER_GROUP = "gpuenergyd.planners"

@@ -7,7 +7,7 @@ from pathlib import Path
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.profile import KIND_OF_WORD, ClockOption, InstructionProfile, instruction_profile
 from gpuenergyd.errors import ProfileError
-from gpuenergyd.wire.values import MAX_STAGES, csv_rows, number, whole
+from gpuenergyd_plan.profiles.values import MAX_STAGES, csv_rows, number, whole
 
 PROFILE_COLUMNS = ("stage", "instruction", "frequency", "time", "energy")
 _RANK_COLUMNS = ("dp_rank", "tp_rank")

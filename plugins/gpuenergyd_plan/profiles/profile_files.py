@@ -9,9 +9,9 @@ from gpuenergyd.core.pipeline.profile import KIND_OF_WORD, WORD_OF_KIND
 from gpuenergyd.core.pipeline.waiting import WaitingPower, waiting_power
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ProfileError
-from gpuenergyd.wire.instance_json import PlannerInstance, parse_instance
-from gpuenergyd.wire.profile_csv import ProfileTable, parse_profile_table
-from gpuenergyd.wire.values import MAX_STAGES, csv_rows, number, short, whole
+from gpuenergyd_plan.profiles.instance_json import PlannerInstance, parse_instance
+from gpuenergyd_plan.profiles.profile_csv import ProfileTable, parse_profile_table
+from gpuenergyd_plan.profiles.values import MAX_STAGES, csv_rows, number, short, whole
 
 __all__ = ["PlannerInstance", "ProfileTable", "read_order_file", "read_pipeline_file", "read_waiting_power_file"]
 

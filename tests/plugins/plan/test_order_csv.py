@@ -8,7 +8,7 @@ from gpuenergyd.core.pipeline.graph import Schedule, dependency_graph
 from gpuenergyd.core.pipeline.profile import KIND_OF_WORD
 from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd.errors import ProfileError
-from gpuenergyd.wire.profile_files import read_order_file
+from gpuenergyd_plan.profiles.profile_files import read_order_file
 
 HEADER = "rank,position,instruction,microbatch"
 ROWS = ["0,0,forward,0", "0,1,backward,0", "1,0,forward,0", "1,1,input,0", "1,2,weight,0"]

@@ -18,7 +18,7 @@ from gpuenergyd.core.pipeline.graph import (
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ProfileError, ScheduleError
-from gpuenergyd.wire.values import MAX_STAGES, number, short, whole
+from gpuenergyd_plan.profiles.values import MAX_STAGES, number, short, whole
 
 _KEYS = ("stages", "microbatches", "p_block_w", "ops", "edges", "profiles")
 MAX_MICROBATCHES = 1_000_000

@@ -12,10 +12,10 @@ import pytest
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
 from gpuenergyd.errors import ProfileError
-from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
+from gpuenergyd_plan.profiles.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
 
 F, B, I, W, *_ = InstructionKind  # noqa: E741  torch's own names
-SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+SHARED = Path(__file__).parents[3].parent / "shared" / "data"
 HEADER = "stage,instruction,frequency,time,energy"
 ROWS = [
     "0,forward,1400,0.10,30",
