@@ -1,9 +1,12 @@
-"""When proof blocks are due, and how a relief block ends."""
+"""When proof blocks are due, how a relief block ends, and which answers of a policy count."""
 
 from dataclasses import replace
 
-from gpuenergyd.core.job.control.plan_control import FullSpeedBlocks
+import pytest
+
+from gpuenergyd.core.job.control.plan_control import FullSpeedBlocks, PolicyQuestion, QuestionState
 from gpuenergyd.core.job.rules import JobRules
+from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 RULES = JobRules(proof_iterations=4, first_proof_after=8, proof_distance_growth=1.5, proof_budget_ratio=0.1)
 
@@ -48,3 +51,45 @@ def test_a_relief_block_ends_once() -> None:
 
     blocks.begin_relief()
     assert [blocks.end_relief(), blocks.end_relief()] == [True, False]
+
+
+TARGET = PerformanceTarget(0.1)
+
+
+def asked() -> PolicyQuestion:
+    question = PolicyQuestion()
+    question.ask(TARGET)
+    return question
+
+
+def test_a_question_is_open_until_it_is_answered_and_keeps_its_target() -> None:
+    question = asked()
+
+    assert question.is_open
+    assert question.accept_answer()
+    assert (question.state, question.target) == (QuestionState.IDLE, TARGET)
+
+
+def test_an_outdated_question_stays_open_and_its_answer_does_not_count() -> None:
+    question = asked()
+    question.outdate()
+
+    assert question.is_open
+    assert not question.accept_answer()
+    assert not question.is_open
+
+
+def test_an_idle_question_cannot_be_outdated() -> None:
+    question = PolicyQuestion()
+    question.outdate()
+
+    assert question.state is QuestionState.IDLE
+
+
+def test_a_plan_without_a_question_counts() -> None:
+    assert PolicyQuestion().accept_answer()
+
+
+def test_a_second_question_is_refused_while_one_is_open() -> None:
+    with pytest.raises(AssertionError):
+        asked().ask(TARGET)
