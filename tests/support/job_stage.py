@@ -15,6 +15,7 @@ from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.jobs.clock_requests import Admission
 from gpuenergyd.daemon.jobs.registry import Jobs
+from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.processes.plugins import PolicyNames
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
@@ -230,6 +231,13 @@ class Stage:
             self.next_index += 1
             await settle()
         return given
+
+    async def begin(self, *, times: int = 1) -> JobRunner:
+        """Register all ranks and report iterations; return the only job."""
+        self.join()
+        await self.iterate(times=times)
+        (runner,) = self.jobs
+        return runner
 
     def send(self, *, pp_rank: int = 0, clock_mhz: int = 1200, plan_epoch: int) -> Admission:
         """Send a clock request as one rank."""

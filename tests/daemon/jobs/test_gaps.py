@@ -42,8 +42,7 @@ def play(scenario: Callable[[], Awaitable[None]]) -> None:
 async def tuned_stage() -> Stage:
     """Return a job under a plan whose first rank has requested a low clock."""
     stage = Stage(plan("t", 1200))
-    stage.join()
-    await stage.iterate(times=3)
+    await stage.begin(times=3)
     await stage.iterate(plan_epoch=1)
     assert stage.send(plan_epoch=1) is Admission.FORWARDED
     return stage

@@ -32,8 +32,7 @@ from tests.support.job_stage import ME, Stage, plan, registration, report, settl
 
 async def test_gpus_are_leased_before_a_plan_is_sent_and_clock_requests_follow() -> None:
     stage = Stage(plan("tuned-1", 1200))
-    stage.join()
-    await stage.iterate(times=2)
+    await stage.begin(times=2)
     assert stage.worker.calls == [("lease", ("GPU-0", "GPU-1"))]
     (first,), (second,) = await stage.iterate()
     assert stage.send(plan_epoch=1) is Admission.FORWARDED
@@ -48,8 +47,7 @@ async def test_gpus_are_leased_before_a_plan_is_sent_and_clock_requests_follow()
 
 async def test_a_plan_is_sent_again_while_a_rank_runs_its_iterations_under_an_older_one() -> None:
     stage = Stage(plan("tuned-1", 1200))
-    stage.join()
-    await stage.iterate(times=2)
+    await stage.begin(times=2)
     (lost,), (kept,) = await stage.iterate()
     before = await stage.iterate(times=lost.apply_at_iteration - stage.next_index)
     at = stage.jobs.handle_report(report(stage.tokens[0], 0, stage.next_index, 0), ME)
@@ -81,8 +79,7 @@ async def test_the_gpus_of_an_ended_job_are_restored_before_another_may_claim_th
 
 async def test_other_ranks_of_an_ended_job_return_to_full_speed_and_their_requests_are_stale() -> None:
     stage = Stage(plan("tuned-1", 1200))
-    stage.join()
-    await stage.iterate(times=3)
+    await stage.begin(times=3)
     stage.jobs.release(RankRelease(stage.tokens[0]), ME)
     await settle()
     reply = stage.jobs.handle_report(report(stage.tokens[1], 1, 9, 1), ME)
@@ -96,8 +93,7 @@ async def test_other_ranks_of_an_ended_job_return_to_full_speed_and_their_reques
 
 async def test_after_a_policy_failure_the_job_runs_at_full_speed_and_old_requests_are_stale() -> None:
     stage = Stage(plan("tuned-1", 1200), PolicyFailure("RuntimeError: no idea"))
-    stage.join()
-    await stage.iterate(times=2)
+    await stage.begin(times=2)
     await stage.iterate()
     given = await stage.iterate(plan_epoch=1, times=2)
     outcome = stage.send(plan_epoch=1)
@@ -111,8 +107,7 @@ async def test_after_a_policy_failure_the_job_runs_at_full_speed_and_old_request
 async def test_a_refused_lease_leads_to_full_speed_with_its_reason() -> None:
     stage = Stage(plan("tuned-1", 1200))
     stage.worker.refusal = "GPU-0 is leased to somebody"
-    stage.join()
-    await stage.iterate(times=2)
+    await stage.begin(times=2)
     outcome = stage.send(plan_epoch=0)
 
     assert stage.phase == "fallback"
@@ -142,8 +137,7 @@ async def test_a_lost_worker_or_a_failed_change_leads_only_tuned_jobs_to_full_sp
     ]
     for lose in ways:
         stage = Stage(plan("t", 1200))
-        stage.join()
-        await stage.iterate()
+        await stage.begin()
         lose(stage.jobs)
         untouched = stage.phase
         await stage.iterate(times=2)
@@ -163,9 +157,7 @@ def failed_set(gpu_uuid: str) -> ClockChangeReport:
 
 async def test_an_idle_job_is_restored_and_leases_again_at_its_next_clock_request() -> None:
     stage = Stage(plan("tuned-1", 1200))
-    stage.join()
-    await stage.iterate(times=3)
-    (runner,) = stage.jobs
+    runner = await stage.begin(times=3)
     assert runner.job.baseline is not None
     runner.last_report_mono_ns = time.monotonic_ns() - 10_000_000_000
     stage.jobs.check_time_limits()
@@ -217,8 +209,7 @@ async def test_a_program_that_joins_an_observing_daemon_is_notified(*, is_observ
 
 async def test_a_policy_that_needs_profiling_gives_a_reason_in_place_of_a_prediction() -> None:
     stage = Stage(plan("profile-1", 1200, PlanPurpose.TRIAL), is_observing=True)
-    stage.join()
-    await stage.iterate(times=8)
+    await stage.begin(times=8)
 
     (runner,) = stage.jobs
     assert runner.prediction is not None
@@ -230,8 +221,7 @@ async def test_a_policy_that_needs_profiling_gives_a_reason_in_place_of_a_predic
 async def test_a_job_with_an_observe_only_gpu_leases_once_it_can_be_controlled() -> None:
     stage = Stage(predicted_plan(), plan("tuned-1", 1200))
     stage.jobs.handle_gpu_health(GpuHealthChange("GPU-1", GpuHealth.OBSERVE_ONLY, "MIG is enabled"))
-    stage.join()
-    await stage.iterate(times=8)
+    await stage.begin(times=8)
     assert stage.worker.calls == []
     assert [view.can_set_clocks for view in stage.policy.views] == [False]
 
@@ -243,8 +233,7 @@ async def test_a_job_with_an_observe_only_gpu_leases_once_it_can_be_controlled()
 
 async def test_each_change_is_recorded_with_actor_and_reason() -> None:
     stage = Stage(plan("tuned-1", 1200))
-    stage.join()
-    await stage.iterate(times=3)
+    await stage.begin(times=3)
     await stage.jobs.close("the daemon was stopped")
 
     (job,) = [r for r in stage.history.records if isinstance(r, JobRecord)]
@@ -262,8 +251,7 @@ async def test_each_change_is_recorded_with_actor_and_reason() -> None:
 
 async def test_an_iteration_without_energy_readings_is_observed_after_the_time_limit() -> None:
     stage = Stage()
-    stage.join()
-    await stage.iterate(times=3)
+    await stage.begin(times=3)
 
     iterations = [r for r in stage.history.records if isinstance(r, IterationRecord)]
     assert [r.energy_j for r in iterations] == [None] * 3
@@ -286,8 +274,7 @@ async def test_energy_comes_from_the_counters_of_all_gpus_of_the_job() -> None:
 
 async def test_a_request_for_an_unsupported_clock_or_an_unknown_plan_is_hostile() -> None:
     stage = Stage(plan("tuned-1", 1200))
-    stage.join()
-    await stage.iterate(times=3)
+    await stage.begin(times=3)
     outcomes = [
         stage.send(clock_mhz=1201, plan_epoch=1),
         stage.send(clock_mhz=0, plan_epoch=1),
@@ -407,8 +394,7 @@ async def test_policies_know_how_many_gpus_of_the_host_all_jobs_use() -> None:
 
 async def test_several_reports_of_a_rank_are_handled_in_order_and_get_one_reply() -> None:
     stage = Stage(plan("tuned-1", 1200))
-    stage.join()
-    await stage.iterate(times=2)
+    await stage.begin(times=2)
     (lost,), _ = await stage.iterate()
     first = lost.apply_at_iteration
     await stage.iterate(times=first - stage.next_index)
@@ -534,8 +520,7 @@ async def test_an_iteration_whose_ranks_followed_different_plans_says_nothing_of
 
 async def test_only_supported_clocks_within_an_hour_are_admitted_in_a_timetable() -> None:
     stage = Stage(plan("tuned-1", 1200))
-    stage.join()
-    await stage.iterate(times=3)
+    await stage.begin(times=3)
     token, now_ns = bytes.fromhex(stage.tokens[0]), time.monotonic_ns()
 
     def admitted(sequence: int, *later: TimedClock) -> Admission:

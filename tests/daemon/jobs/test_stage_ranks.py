@@ -73,8 +73,7 @@ async def test_both_ranks_of_a_stage_follow_one_plan_on_their_own_gpus() -> None
 
 async def test_the_energy_of_an_iteration_is_that_of_all_gpus_and_the_view_has_one_entry_per_stage() -> None:
     stage = DoubledStage(plan("tuned", 900))
-    stage.join()
-    await stage.iterate(times=3)
+    await stage.begin(times=3)
 
     view = stage.policy.views[-1]
     observation = view.observations[-1]
@@ -150,8 +149,7 @@ async def test_the_job_is_restored_at_the_first_and_has_another_schedule_at_the_
 
 async def test_a_registration_that_is_only_repeated_changes_nothing() -> None:
     stage = Stage(plan("tuned-1", 1200))
-    stage.join()
-    await stage.iterate(times=3)
+    await stage.begin(times=3)
     register(stage, registration(0))
     register(stage, registration(1))
 
