@@ -17,6 +17,7 @@ from gpuenergyd.report.plugin_formats import ReportedJobs
 from gpuenergyd.store import open_history
 from gpuenergyd_formats.spdx import spdx_text
 from tests.support.framework_environments import is_built, python_of
+from tests.support.processes import finished
 from tests.support.sample_history import START, write_sample_history
 from tests.support.tools_environment import SPDX, tools_environment
 
@@ -79,13 +80,7 @@ def test_rows_have_jobs_iterations_and_energy_by_state(database: Path) -> None:
 def test_pandas_reads_the_rows(database: Path) -> None:
     if not is_built("huggingface"):
         pytest.skip("no environment with pandas here; `make frameworks` builds one")
-    done = subprocess.run(
-        [python_of("huggingface"), "-c", FRAME, database],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PYTHONPATH": PYTHON_PATH},
-    )
+    done = finished([python_of("huggingface"), "-c", FRAME, database], env={"PYTHONPATH": PYTHON_PATH})
 
     assert done.stdout.split() == ["2884.0", "480.0"], done.stderr
 
@@ -123,11 +118,8 @@ def test_the_notebook_runs_and_is_stored_with_its_outputs(tmp_path: Path) -> Non
     write_sample_history(tmp_path / "demo" / "state" / "history.sqlite3")
     if not is_built("huggingface"):
         pytest.skip("no environment with nbclient here; `make frameworks` builds one")
-    done = subprocess.run(
+    done = finished(
         [python_of("huggingface"), "-W", "ignore", "-c", RUN_NOTEBOOK, NOTEBOOK, tmp_path],
-        capture_output=True,
-        text=True,
-        check=False,
         env={**os.environ, "PYTHONPATH": PYTHON_PATH, "HOME": str(tmp_path)},
     )
 

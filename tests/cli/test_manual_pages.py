@@ -15,6 +15,7 @@ from gpuenergyd import __version__
 from gpuenergyd.cli.app import all_commands
 from gpuenergyd.cli.main import run
 from gpuenergyd.daemon.settings import Settings
+from tests.support.processes import finished
 from tests.support.thorough import thorough
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,13 +83,7 @@ def test_man_shows_a_page_without_a_warning(tmp_path: Path) -> None:
     page = tmp_path / "gpuenergyd-plan.1"
     page.write_text(manual_pages()[page.name], encoding="utf-8")
 
-    shown = subprocess.run(
-        ["man", "--warnings", "-l", page],
-        env={**os.environ, "MANWIDTH": "80"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    shown = finished(["man", "--warnings", "-l", page], env={**os.environ, "MANWIDTH": "80"})
     if not shown.stdout.strip():
         pytest.skip(f"man does not format pages here: {shown.stderr.strip()}")
 

@@ -4,7 +4,6 @@ import json
 import os
 import pwd
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from gpuenergyd.gpu.restore.journal import Journal
 from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.support.client_process import daemon_for_everybody
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
+from tests.support.processes import finished
 from tests.support.registration import one_stage_registration
 from tests.support.waiting import wait_until
 
@@ -269,11 +269,8 @@ def test_a_user_without_administrator_rights_is_refused(daemon: DaemonProcess, r
         pytest.skip("becoming another user needs root")
     body = json.dumps({"gpu": "0"} if route.endswith("release") else {"gpu": "0", "sm_clock_mhz": 1200})
 
-    asked = subprocess.run(
-        [sys.executable, "-I", "-c", ASK_AS_NOBODY, str(daemon.socket_path), route, str(NOBODY), body],
-        capture_output=True,
-        text=True,
-        check=True,
+    asked = finished(
+        [sys.executable, "-I", "-c", ASK_AS_NOBODY, str(daemon.socket_path), route, str(NOBODY), body], check=True
     )
 
     status, answer = json.loads(asked.stdout)
