@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from docs.site.manual.command_tree import described_commands
 from gpuenergyd import __version__
 from gpuenergyd.cli.app import command_line
-from gpuenergyd.cli.help.command_tree import described_commands
 from gpuenergyd.cli.main import run
 from gpuenergyd.errors import GpuEnergyError
 

@@ -14,8 +14,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from gpuenergyd.daemon.api.metrics import metrics_text
-from tests.daemon.api.test_metrics import STATUS
+from gpuenergyd_otlp.prometheus import metrics_text
+from tests.plugins.otlp.test_prometheus import STATUS
 from tests.support.daemon_process import ROOT
 from tests.support.http_handler import QuietHandler
 from tests.support.waiting import wait_until

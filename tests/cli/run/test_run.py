@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from docs.site.manual.command_tree import described_commands
 from gpuenergyd.cli.app import command_line
-from gpuenergyd.cli.help.command_tree import described_commands
 from gpuenergyd.cli.main import run
 from gpuenergyd.cli.run import command as run_module
 from gpuenergyd.cli.run.arguments import RUN_OPTIONS, RunRequest, parse_run_arguments, run_help
