@@ -67,7 +67,8 @@ class _Hooks:
         if "loss" in logs or "train_loss" in logs:
             figures = self._marks.numbers(self._price_per_kwh)
             logs.update(figures)
-            state.log_history[-1:] = [{**state.log_history[-1], **figures}] if state.log_history else []
+            for entry in state.log_history[-1:]:
+                entry.update(figures)
 
     def on_epoch_end(self, *_: Any, **__: Any) -> None:
         self._marks.pause()
