@@ -16,7 +16,7 @@ from urllib.request import urlopen
 import pytest
 
 from gpuenergyd.daemon.api.metrics import metrics_text
-from tests.daemon.api.test_metrics import CARBON, GPU, STATUS, queries
+from tests.daemon.api.test_metrics import CARBON, GPU, JOB, STATUS, queries
 from tests.support.daemon_process import ROOT
 from tests.support.http_handler import QuietHandler
 from tests.support.sample_status import sample_status
@@ -28,7 +28,7 @@ HEALTH_CHECKS = ROOT / "docs" / "how-to" / "health-checks.md"
 UNIT_TESTS = Path(__file__).with_name("prometheus_rules_test.yaml")
 RUNNING = {**STATUS, **sample_status(), "is_degraded": True}
 RUNNING["gpus"] = [{**GPU, **gpu, "switching": GPU["switching"]} for gpu in RUNNING["gpus"]]
-RUNNING["jobs"] = [{**job, "carbon": CARBON} for job in RUNNING["jobs"]]
+RUNNING["jobs"] = [{**JOB, **job, "carbon": CARBON} for job in RUNNING["jobs"]]
 """A host with running jobs and a carbon zone."""
 GRAFANA_VARIABLES = {"$host": ".*", "$job": ".*", "$__rate_interval": "1m", "$__range": "1h"}
 
