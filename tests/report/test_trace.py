@@ -143,7 +143,7 @@ ROWS = """
 
 
 @pytest.mark.thorough
-def test_perfetto_itself_loads_every_event_and_reports_no_error(trace: dict[str, Any], tmp_path: Path) -> None:
+def test_perfetto_itself_shows_the_tracks_and_loads_every_event(trace: dict[str, Any], tmp_path: Path) -> None:
     if CHROMIUM is None:
         pytest.skip("Chromium (Debian package chromium) is not installed")
     viewer = tools_environment(PERFETTO) / "vizviewer"
@@ -168,6 +168,8 @@ def test_perfetto_itself_loads_every_event_and_reports_no_error(trace: dict[str,
         await page.wait_until("globalThis.app?.trace !== undefined")
         for name, query in asked.items():
             found[name] = await page.evaluate(ROWS % json.dumps(query))
+        await page.wait_until("document.body.innerText.includes('stage 3: GPU-3')")
+        await page.evaluate("waitForPerfettoIdle()")
         await page.screenshot("perfetto", tmp_path)
 
     server = subprocess.Popen([viewer, "--server_only", "--port", str(port), tmp_path / "job.json"])
