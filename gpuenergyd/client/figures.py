@@ -4,7 +4,6 @@ docs/how-to/show-energy-in-a-tracker.md describes each; a value is None until it
 numbers, so `numbers_of` gives the state as the position of its name in `STATES`.
 """
 
-from collections.abc import Mapping
 from operator import attrgetter
 from typing import TypeAlias
 
@@ -29,19 +28,8 @@ def metrics_of(figures: JobFigures | None, *, price_per_kwh: float | None = None
     return metrics
 
 
-def numbers_of(metrics: Mapping[str, float | str | None]) -> dict[str, float]:
-    """Return the known figures as a tracker logs them, with the prefix `gpuenergyd/`."""
-    state = metrics["state"]
-    numbers: dict[str, float] = {
-        f"{_PREFIX}{name}": value for name, value in metrics.items() if isinstance(value, (int, float))
-    }
-    if state in STATES:
-        numbers["gpuenergyd/state"] = STATES.index(state)
-    return numbers
-
-
-def numbers_to_log(figures: JobFigures | None, *, price_per_kwh: float | None = None) -> dict[str, float]:
-    """Return `numbers_of(metrics_of(...))` in one pass, since a callback does it within a step."""
+def numbers_of(figures: JobFigures | None, *, price_per_kwh: float | None = None) -> dict[str, float]:
+    """Return the known figures as a tracker logs them, with the prefix `gpuenergyd/`; callbacks do it within a step."""
     if figures is None:
         return {}
     numbers: dict[str, float] = dict(zip(_LOGGED_NAMES, _values(figures), strict=True))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gpuenergyd
-from gpuenergyd.client.figures import STATES, metrics_of, numbers_of, numbers_to_log
+from gpuenergyd.client.figures import STATES, metrics_of, numbers_of
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.wire.messages import JobFigures
 from gpuenergyd_trainers import huggingface
@@ -25,33 +25,23 @@ def test_states_are_numbered_in_the_order_of_the_phases_of_a_job() -> None:
 
 
 def test_what_is_not_measured_is_none_and_left_out_of_the_log() -> None:
-    unknown = metrics_of(None, price_per_kwh=0.3)
-    known = metrics_of(JobFigures("tuned", energy_j=7.2e6, saving_ratio=0.0), price_per_kwh=0.3)
+    known = JobFigures("tuned", energy_j=7.2e6, saving_ratio=0.0)
+    metrics = metrics_of(known, price_per_kwh=0.3)
 
-    assert set(unknown.values()) == {None}
-    assert numbers_of(unknown) == {}
-    assert numbers_of(known) == {
+    assert set(metrics_of(None, price_per_kwh=0.3).values()) == {None}
+    assert {name: value for name, value in metrics.items() if value is not None} == {
+        "state": "tuned",
+        "energy_j": 7.2e6,
+        "cost": 0.6,
+        "saving_ratio": 0.0,
+    }
+    assert numbers_of(None, price_per_kwh=0.3) == numbers_of(JobFigures("of-a-later-version")) == {}
+    assert numbers_of(known, price_per_kwh=0.3) == {
         "gpuenergyd/state": 4,
         "gpuenergyd/energy_j": 7.2e6,
         "gpuenergyd/cost": 0.6,
         "gpuenergyd/saving_ratio": 0.0,
     }
-
-
-@pytest.mark.parametrize(
-    "figures",
-    [
-        None,
-        JobFigures("of-a-later-version"),
-        JobFigures("tuned", energy_j=7.2e6, num_tokens=0),
-        JobFigures("paused", *(0.5 for _ in fields(JobFigures)[1:])),  # type: ignore[arg-type]  # a number of tokens is whole
-    ],
-)
-@pytest.mark.parametrize("price_per_kwh", [None, 0.3])
-def test_callbacks_log_the_numbers_of_the_metrics(figures: JobFigures | None, price_per_kwh: float | None) -> None:
-    metrics = metrics_of(figures, price_per_kwh=price_per_kwh)
-
-    assert numbers_to_log(figures, price_per_kwh=price_per_kwh) == numbers_of(metrics)
 
 
 def test_a_loop_reads_what_the_daemon_last_sent_even_after_its_end(tmp_path: Path) -> None:

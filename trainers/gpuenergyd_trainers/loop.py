@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import gpuenergyd
 from gpuenergyd.client.environment import find_gpu_uuid, missing_gpu_reason
-from gpuenergyd.client.figures import numbers_to_log
+from gpuenergyd.client.figures import numbers_of
 from gpuenergyd.client.loop import LoopJob, unmarked_job
 from gpuenergyd.client.phases.step_cycle import STEPS_WITHOUT_CYCLE, StepCycle, StepTurn
 from gpuenergyd.client.rank import has_clients
@@ -99,7 +99,7 @@ class StepMarks:
         figures = self._job.figures
         if figures is not self._figures:
             self._figures = figures
-            self._numbers = numbers_to_log(figures, price_per_kwh=price_per_kwh)
+            self._numbers = numbers_of(figures, price_per_kwh=price_per_kwh)
         return self._numbers
 
     def pause(self) -> None:
