@@ -32,7 +32,7 @@ def numbers_of(figures: JobFigures | None, *, price_per_kwh: float | None = None
     """Return the known figures as a tracker logs them, with the prefix `gpuenergyd/`; callbacks do it within a step."""
     if figures is None:
         return {}
-    numbers: dict[str, float] = dict(zip(_LOGGED_NAMES, _values(figures), strict=True))
+    numbers = dict(zip(_LOGGED_NAMES, _values(figures), strict=True))
     if None in numbers.values():
         numbers = {name: value for name, value in numbers.items() if value is not None}
     if price_per_kwh is not None and figures.energy_j is not None:

@@ -45,7 +45,8 @@ def wandb_scalars(folder: Path) -> dict[str, float]:
     wandb.finish()
     wandb.teardown()
     (path,) = folder.rglob("run-*.wandb")
-    inspect = [Path(sys.executable).with_name("wandb"), "leet", "inspect", "--summary", "--json", path]
+    program = Path(sys.executable).with_name("wandb")
+    inspect: list[str | Path] = [program, "leet", "inspect", "--summary", "--json", path]
     summary = json.loads(subprocess.run(inspect, capture_output=True, check=True).stdout)["summary"]
     return {name: value for name, value in summary.items() if isinstance(value, int | float)}
 
