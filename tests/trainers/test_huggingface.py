@@ -1,5 +1,6 @@
 """The Hugging Face Trainer with the callback, and a loop under Accelerate; requires both packages."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,9 @@ def test_trackers_show_the_measured_figures_of_the_job(
     for name, value in WITHOUT_NETWORK.items():
         monkeypatch.setenv(name, value.format(folder=tmp_path))
     pytest.importorskip(tracker)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("trackio") and hasattr(module, "TRACKIO_DIR"):  # trl imports it before the folder is set
+            monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
     reports: list[dict[str, Any]] = []
     with FakeDaemon(tmp_path) as daemon:
         daemon.figures = {"figures": {"phase": "tuned", "power_w": 290.0, "energy_j": 7.2e6}}  # type: ignore[dict-item]  # the other figures are numbers
