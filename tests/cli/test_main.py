@@ -197,6 +197,11 @@ def test_a_bug_is_one_line_and_its_traceback_on_request(
     assert "Traceback" in debugged
 
 
+def test_a_file_that_cannot_be_used_is_named_and_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["prove", "--check", 99 * "long"]) == 1
+    assert capsys.readouterr().err == f"gpuenergyd: File name too long: {99 * 'long'}/registration.json\n"
+
+
 def test_ctrl_c_ends_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(_group: str) -> None:
         raise KeyboardInterrupt

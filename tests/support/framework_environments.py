@@ -25,6 +25,7 @@ PACKAGES = {
     "huggingface": (
         "accelerate",
         "ipykernel",
+        "matplotlib",
         "mlflow-skinny",
         "nbclient",
         "pandas",

@@ -3,7 +3,6 @@
 Loops that mark no iterations are joined by `gpuenergyd run`, which finds the iterations from optimizer steps.
 """
 
-import logging
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -16,9 +15,10 @@ from gpuenergyd.client.phases.step_cycle import STEPS_WITHOUT_CYCLE, StepCycle, 
 from gpuenergyd.client.rank import has_clients
 from gpuenergyd.client.run_mark import delete_mark, record_obstacle
 from gpuenergyd.count_text import count_text
+from gpuenergyd.log_lines import safe_logger
 from gpuenergyd.wire.messages import JobFigures
 
-logger = logging.getLogger("gpuenergyd.trainers")
+logger = safe_logger("gpuenergyd.trainers")
 
 T = TypeVar("T")
 _STEPS_BEFORE_JOINING = 2

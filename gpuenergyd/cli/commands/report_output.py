@@ -1,5 +1,6 @@
 """Reads the history and writes the report of `gpuenergyd report`; slow imports are inside functions, to start fast."""
 
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -182,11 +183,13 @@ def _write_plugin_group(key: str, request: ReportRequest, begin: datetime | None
 def _plugin_tables(database: str, begin: datetime | None, end: datetime | None) -> list[GroupTable]:
     """Return the tables of all plugins that have rows."""
     found = []
-    for read in plugin_groups().values():
+    for key, read in plugin_groups().items():
         try:
             found.append(read(database, since=begin, until=end))
         except GpuEnergyError as error:  # its section is missing, the rest of the report is right
             sys.stderr.write(f"gpuenergyd: warning: {error}\n")
+        except Exception as error:  # noqa: BLE001  a plugin may fail in any way
+            sys.stderr.write(f"gpuenergyd: warning: report group {key!r}: {type(error).__name__}: {error}\n")
     return [table for table in found if table.rows]
 
 
@@ -385,6 +388,6 @@ def _default_database() -> tuple[str, float]:
 
     found = find_database()
     path = found.url.removeprefix("sqlite:///")
-    if "://" not in path and not Path(path).exists():
+    if "://" not in path and not os.access(path, os.F_OK):
         raise StoreError(f"no history at {path}, {found.origin}; --database reads another one")
     return found.url, found.pue

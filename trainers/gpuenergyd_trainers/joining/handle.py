@@ -1,14 +1,14 @@
 """The handle that every `attach` returns, and the attributes that it has wrapped."""
 
-import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from gpuenergyd.client.figures import Metrics, metrics_of
+from gpuenergyd.log_lines import safe_logger
 from gpuenergyd.wire.messages import JobFigures, OrderRow
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank
 
-logger = logging.getLogger("gpuenergyd.trainers")
+logger = safe_logger("gpuenergyd.trainers")
 
 Call = Callable[..., Any]
 
