@@ -109,8 +109,12 @@ class LoopJob:
 
     def metrics(self, *, price_per_kwh: float | None = None) -> Metrics:
         """Return the job's measured figures for the program's own log; see `gpuenergyd.client.figures`."""
-        figures = self._last_figures if self._client is None else self._client.figures
-        return metrics_of(figures, price_per_kwh=price_per_kwh)
+        return metrics_of(self.figures, price_per_kwh=price_per_kwh)
+
+    @property
+    def figures(self) -> JobFigures | None:
+        """The figures as the daemon last sent them: the same object until newer ones arrive."""
+        return self._last_figures if self._client is None else self._client.figures
 
     def pause(self) -> None:
         """Mark a pause after an iteration (evaluation, checkpoint), so that it is not part of the iteration's time."""

@@ -21,8 +21,8 @@ from gpuenergyd.store.records import RankRecord, SampleRecord
 _BASE_PERIOD_US = 7_889_238 * 10**6
 _US_PER_S = 1e6
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_PLANS, _ITERATIONS, _EVENTS, _FIRST_STAGE = range(4)
-"""Thread numbers of the tracks."""
+_PLANS, _ITERATIONS, _EVENTS, _FIRST_STAGE = range(1, 5)
+"""Thread numbers of the tracks; Perfetto would call 0 the main thread."""
 _SHORTEST_BUBBLE_US = 1.0
 
 _Event = dict[str, Any]

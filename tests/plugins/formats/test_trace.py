@@ -1,7 +1,9 @@
 """`--format trace`: what the history knows of one job, in the format and on the clock of torch.profiler's traces."""
 
 import json
-from collections import defaultdict
+import socket
+import subprocess
+from collections import Counter, defaultdict
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -16,8 +18,11 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks
 from gpuenergyd.store import open_history
 from gpuenergyd.store.records import ControlEventRecord, JobRecord, PlanRecord, SampleRecord
 from gpuenergyd_formats.trace import _end_before_the_next, trace_text
+from tests.support.chromium import CHROMIUM, Page, in_browser
 from tests.support.sample_history import MAX_CLOCK_MHZ, NUM_MICROBATCHES, NUM_RANKS, START, spans, write_sample_history
 from tests.support.stored_history import write_records
+from tests.support.tools_environment import PERFETTO, tools_environment
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -123,3 +128,59 @@ def test_times_are_on_the_clock_of_torch_profiler(tmp_path: Path) -> None:
     measured = [event["ts"] for event in theirs["traceEvents"] if event.get("cat") == "cpu_op"]
     assert measured
     assert all(begin_us - 1000 <= ts <= end_us + 1000 for ts in measured)
+
+
+ROWS = """
+(async () => {
+  const result = await app.trace.engine.query(%s);
+  const rows = [];
+  for (const row = result.iter({}); row.valid(); row.next())
+    rows.push(result.columns().map((name) => String(row.get(name))));
+  return rows;
+})()
+"""
+"""Rows of an SQL query to the trace that Perfetto has loaded."""
+
+
+@pytest.mark.thorough
+def test_perfetto_itself_shows_the_tracks_and_loads_every_event(trace: dict[str, Any], tmp_path: Path) -> None:
+    if CHROMIUM is None:
+        pytest.skip("Chromium (Debian package chromium) is not installed")
+    viewer = tools_environment(PERFETTO) / "vizviewer"
+    (tmp_path / "job.json").write_text(json.dumps(trace))
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    found: dict[str, list[list[str]]] = {}
+    asked = {
+        "tracks": "select thread.name, count(*) from slice join thread_track on track_id = thread_track.id "
+        "join thread using (utid) group by 1",
+        "counters": "select count(*) from counter",
+        "problems": "select name from stats where severity != 'info' and value > 0",
+    }
+
+    def is_served() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    async def look(page: Page) -> None:
+        await page.call("Network.setBlockedURLs", urls=["https://*"])
+        await page.open(f"http://localhost:{port}/", width=1600)
+        await page.wait_until("globalThis.app?.trace !== undefined")
+        for name, query in asked.items():
+            found[name] = await page.evaluate(ROWS % json.dumps(query))
+        await page.wait_until("document.body.innerText.includes('stage 3: GPU-3')")
+        await page.evaluate("waitForPerfettoIdle()")
+        await page.screenshot("perfetto", tmp_path)
+
+    server = subprocess.Popen([viewer, "--server_only", "--port", str(port), tmp_path / "job.json"])
+    try:
+        wait_until(is_served)
+        in_browser(tmp_path / "profile", look)
+    finally:
+        server.terminate()
+        server.wait()
+
+    kinds = Counter(event["ph"] for event in trace["traceEvents"])
+    assert found["problems"] == []
+    assert found["counters"] == [[str(kinds["C"])]]
+    assert dict(found["tracks"]) == {name: str(len(events)) for name, events in tracks(trace).items()}

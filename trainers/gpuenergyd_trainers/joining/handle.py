@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from gpuenergyd.client.figures import Metrics, metrics_of
 from gpuenergyd.log_lines import safe_logger
-from gpuenergyd.wire.messages import OrderRow
+from gpuenergyd.wire.messages import JobFigures, OrderRow
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank
 
 logger = safe_logger("gpuenergyd.trainers")
@@ -107,7 +107,12 @@ class Handle:
 
     def metrics(self, *, price_per_kwh: float | None = None) -> Metrics:
         """Return the job's measured figures for the program's own log; see `gpuenergyd.client.figures`."""
-        return metrics_of(self._rank.client.figures if self._rank else None, price_per_kwh=price_per_kwh)
+        return metrics_of(self.figures, price_per_kwh=price_per_kwh)
+
+    @property
+    def figures(self) -> JobFigures | None:
+        """The figures as the daemon last sent them: the same object until newer ones arrive."""
+        return self._rank.client.figures if self._rank else None
 
     @property
     def num_errors(self) -> int:
