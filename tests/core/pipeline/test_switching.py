@@ -130,6 +130,20 @@ def test_changes_in_a_row_that_contradict_what_is_known_replace_it(then_s: float
     assert all(own.late_s == pytest.approx(then_s + 0.0045, abs=0.001) for own in learning.latency.targets)
 
 
+@pytest.mark.parametrize(("num_contradicting", "num_kept"), [(ENOUGH - 1, 200 + ENOUGH - 1), (ENOUGH, ENOUGH)])
+def test_a_change_whose_bounds_are_narrowed_contradicts_once(num_contradicting: int, num_kept: int) -> None:
+    learning = calibration()
+    for _ in range(200):
+        learning.observe(switch(1410, 900, settle_s=0.02))
+
+    for _ in range(num_contradicting):
+        wide = ObservedSwitch(1410, 900, 0.0, 0.004, 0.08, 0.18, clock_age_s=0.1)
+        learning.observe(wide)
+        learning.observe(switch(1410, 900, settle_s=0.12), in_place_of=wide)
+
+    assert len(learning.switches) == num_kept
+
+
 def test_rare_long_changes_and_clocks_that_are_new_contradict_nothing() -> None:
     learning = calibration()
     for k in range(400):
@@ -303,6 +317,16 @@ def test_a_change_of_25_percent_is_reported(later_s: float, *, is_news: bool) ->
     news = [known.observe(seen(later_s)) for _ in range(600)]
 
     assert any(news) is is_news
+
+
+def test_the_newest_estimate_is_known_even_if_it_differs_too_little_to_be_reported() -> None:
+    known = calibrated(*[seen(0.1)] * 12)
+
+    news = [known.observe(seen(0.124)) for _ in range(96)]
+
+    assert not any(news)
+    assert (known.latency.lower_s, known.reported.lower_s) == (0.124, 0.1)
+    assert [own.typical_s for own in known.latency.targets] == [0.124]
 
 
 def test_a_new_region_is_reported() -> None:
