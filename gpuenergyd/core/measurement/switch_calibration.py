@@ -16,6 +16,7 @@ the same direction.
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from statistics import median
 
 from gpuenergyd.core.pipeline.switching import (
@@ -97,8 +98,7 @@ class SwitchCalibration:
         """Start with the changes that an earlier daemon measured on GPUs of this model."""
         self._switches.extend(switches)
         self._estimates = None
-        latency = self._measured(LatencyBasis.MEASURED_EARLIER)
-        if latency is not None:
+        if (latency := self._measured(LatencyBasis.MEASURED_EARLIER)) is not None:
             self.latency = self.reported = latency
 
     def observe(self, switch: ObservedSwitch, *, in_place_of: ObservedSwitch | None = None) -> bool:
@@ -118,8 +118,7 @@ class SwitchCalibration:
         if len(self._switches) < ENOUGH or (self._num_new < every and not is_first):
             return False
         self._num_new = 0
-        latency = self._measured(basis)
-        if latency is None:
+        if (latency := self._measured(basis)) is None:
             return False
         self.latency = latency
         is_notable = is_first or _differs_notably(self.reported, latency)
@@ -171,30 +170,24 @@ class SwitchCalibration:
 
     def _measured(self, basis: LatencyBasis) -> SwitchLatency | None:
         """Return the latency from the measured changes; None while both directions have too few."""
-        both: dict[Direction, list[ObservedSwitch]] = {d: [] for d in Direction}
-        to_region: dict[tuple[Direction, ClockRegion], list[ObservedSwitch]] = {}
-        between: dict[tuple[Direction, ClockRegion, ClockRegion], list[ObservedSwitch]] = {}
+        groups: dict[tuple[Direction | ClockRegion, ...], list[ObservedSwitch]] = {}
         to_clock: dict[tuple[Direction, int], list[ObservedSwitch]] = {}
         for switch in self._switches:
             direction, (source, target) = switch.direction, self._regions(switch)
-            both[direction].append(switch)
-            to_region.setdefault((direction, target), []).append(switch)
-            between.setdefault((direction, source, target), []).append(switch)
+            for key in ((direction,), (direction, target), (direction, source, target)):
+                groups.setdefault(key, []).append(switch)
             to_clock.setdefault((direction, switch.to_sm_clock_mhz), []).append(switch)
-        known = {direction: _figures(own) for direction, own in both.items() if len(own) >= ENOUGH}
+        figures = {key: _figures(own) for key, own in groups.items() if len(own) >= ENOUGH}
+        known = {direction: figures[direction,] for direction in Direction if (direction,) in figures}
         if not known:
             return None
         # A direction with too few changes uses the figures of the other one.
         raises, lowers = (known.get(d) or next(iter(known.values())) for d in (Direction.RAISE, Direction.LOWER))
         regions = []
-        for direction in known:
-            of_target = {t: _figures(g) for (d, t), g in to_region.items() if d is direction and len(g) >= ENOUGH}
-            for source in ClockRegion:
-                for target in ClockRegion:
-                    own = between.get((direction, source, target), [])
-                    figures = _figures(own) if len(own) >= ENOUGH else of_target.get(target)
-                    if figures is not None:
-                        regions.append(RegionLatency(direction, source, target, *figures))
+        for direction, source, target in product(known, ClockRegion, ClockRegion):
+            own = figures.get((direction, source, target)) or figures.get((direction, target))
+            if own is not None:
+                regions.append(RegionLatency(direction, source, target, *own))
         latency = SwitchLatency(
             raise_s=raises[1],
             lower_s=lowers[0],
@@ -204,9 +197,9 @@ class SwitchCalibration:
             regions=tuple(regions),
             basis=basis,
             targets=tuple(
-                TargetLatency(direction, clock, *_figures(own))
-                for (direction, clock), own in sorted(to_clock.items())
-                if len(own) >= ENOUGH
+                TargetLatency(direction, clock, *_figures(switches))
+                for (direction, clock), switches in sorted(to_clock.items())
+                if len(switches) >= ENOUGH
             ),
         )
         late_s = [latency.late_s(s.from_sm_clock_mhz, s.to_sm_clock_mhz) for s in self._switches]

@@ -183,6 +183,14 @@ def test_latency_is_the_sum_of_handover_call_and_settling() -> None:
     assert ObservedSwitch(1000, 500, 0.1, 0.02, 0.003, None).latency_s == pytest.approx(0.123)
 
 
+def test_bounds_of_clocks_that_are_read_late_are_an_age_apart_unless_readings_were_held_up() -> None:
+    bounds_s = [(0.02, 0.125), (0.0, 0.06), (0.0, 0.103), (0.02, 0.2), (0.02, None)]
+
+    found = [ObservedSwitch(1000, 500, 0.0, 0.0, *own, clock_age_s=0.1).bounds_s for own in bounds_s]
+
+    assert found == [(pytest.approx(0.025), 0.125), (0.0, 0.06), (pytest.approx(0.003), 0.103), *bounds_s[3:]]
+
+
 def test_regions_begin_at_75_and_90_percent_of_the_maximum() -> None:
     assert [region_of(mhz, 1000) for mhz in (1000, 900, 899, 750, 749, 1)] == [
         ClockRegion.HIGH,
@@ -307,9 +315,7 @@ def test_a_change_of_25_percent_is_reported_and_smaller_ones_are_known(later_s: 
 
 
 def test_a_new_region_is_reported() -> None:
-    known = calibrated(*[seen(0.1)] * 12)
-    for _ in range(4):
-        known.observe(seen(0.1))
+    known = calibrated(*[seen(0.1)] * 16)
 
     news = [known.observe(seen(0.1, 1000, 800)) for _ in range(12)]
 

@@ -27,12 +27,11 @@ def errors_s(host: KeptClocks, program: Program) -> list[float]:
 def num_false_brackets(host: KeptClocks) -> int:
     """Return how many effects are not within the bounds that the worker reported."""
     effective_ns = {change.returned_ns: change.effective_ns for change in host.changes}
-    bounds_ns = {
-        r.returned_mono_ns: (r.unseen_until_mono_ns or r.returned_mono_ns, r.effective_mono_ns)
+    return sum(
+        not (r.unseen_until_mono_ns or r.returned_mono_ns) <= effective_ns[r.returned_mono_ns] <= r.effective_mono_ns
         for r in host.reports
         if r.effective_mono_ns is not None
-    }
-    return sum(not low <= effective_ns[at] <= (high or 0) for at, (low, high) in bounds_ns.items())
+    )
 
 
 def wrong_ms(host: KeptClocks) -> float:
