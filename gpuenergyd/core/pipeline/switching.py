@@ -9,8 +9,6 @@ from gpuenergyd.core.pipeline.bounded_latencies import distribution_of
 
 ENOUGH = 12
 """Minimum number of changes for an estimate: with fewer, the 90th percentile is one of the two slowest."""
-_HELD_UP_RATIO = 1.1
-"""Of the age of clocks: bounds further apart are from readings that were held up."""
 LOW_QUANTILE, LATE_QUANTILE = 0.1, 0.9
 """A lead beyond the late quantile saves little time and costs energy at every raise."""
 
@@ -82,14 +80,14 @@ class ObservedSwitch:
 
     @property
     def bounds_s(self) -> tuple[float, float | None]:
-        """Bounds of the latency; if clocks are read without delay, both are the estimate.
+        """Bounds of the latency: both the estimate if clocks are read without delay, else an age apart, as refreshes.
 
-        They are tightened to the driver's refreshes, an age apart: bounds that overlap would favour short latencies.
+        Readings prove a little less. Bounds that overlap would favour short latencies.
         """
         if not self.clock_age_s:
             return self.latency_s, None if self.settle_high_s is None else self.latency_s
         before_s, low_s, high_s = self.handover_s + self.call_s, self.settle_low_s, self.settle_high_s
-        if high_s is not None and high_s - low_s < _HELD_UP_RATIO * self.clock_age_s:
+        if high_s is not None and high_s - low_s < 1.1 * self.clock_age_s:  # else readings were held up
             low_s = max(low_s, high_s - self.clock_age_s)
         return before_s + low_s, None if high_s is None else before_s + high_s
 
