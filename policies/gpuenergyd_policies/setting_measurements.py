@@ -95,20 +95,14 @@ def energy_at_full_speed(view: JobView, settings: Collection[Setting]) -> float 
     return next((energy_j for energy_j in energies_j if energy_j is not None), None)
 
 
-def measured_points(
-    view: JobView, settings: Collection[Setting], *, by_fastest: bool = False
-) -> dict[Setting, MeasuredPoint]:
-    """Return the settings slower than full speed that were measured, relative to full speed.
-
-    Times are medians or, `by_fastest`, those of the fastest iterations.
-    """
+def measured_points(view: JobView, settings: Collection[Setting]) -> dict[Setting, MeasuredPoint]:
+    """Return the settings slower than full speed that were measured, relative to full speed."""
     baseline_s, baseline_j = view.baseline.iteration_time_s, energy_at_full_speed(view, settings)
     points = {}
     for setting, seen in setting_measurements(view).items():
         if setting in settings and not is_full_speed(setting, settings) and seen.energy_j and baseline_j:
-            time_s = seen.fastest_time_s if by_fastest else seen.median_time_s
             errors = standard_errors(view, seen.num_iterations)
-            points[setting] = MeasuredPoint(time_s / baseline_s, seen.energy_j / baseline_j, errors)
+            points[setting] = MeasuredPoint(seen.median_time_s / baseline_s, seen.energy_j / baseline_j, errors)
     return points
 
 

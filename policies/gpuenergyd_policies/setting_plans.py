@@ -1,8 +1,9 @@
 """Plans with one setting on all GPUs of a job: measurements, then the best setting, or full speed; all with advice.
 
 Theory of operation. A policy measures settings (`setting_search`) until no further one is worth its time. Then it
-decides: it runs the best setting, or stays at full speed. The plan says for which permitted time it was decided, so
-that a decision stands until that time changes, or until the setting turns out too slow.
+decides: it runs the best setting, measured or between measured ones, or stays at full speed. The plan says for which
+permitted time it was decided, so that a decision stands until that time changes, or until the setting turns out too
+slow.
 
 Loops that permit no slowdown are measured for a few iterations too (record 97): what a slowdown would save cannot be
 told from full speed. A loop that waits for memory all the time is not slower at a lower clock: such a setting is kept,
@@ -29,6 +30,7 @@ from gpuenergyd_policies.setting_measurements import (
 )
 from gpuenergyd_policies.setting_search import (
     ADVISED_SLOWDOWNS,
+    SIGMAS_TO_CHOOSE,
     WORTHWHILE_RATIO,
     SettingSearch,
     can_be_advised,
@@ -36,8 +38,6 @@ from gpuenergyd_policies.setting_search import (
 )
 from gpuenergyd_policies.uniform_settings import Setting, common_clocks_mhz, setting_of, setting_plan, settings_of
 
-_SIGMAS_TO_CHOOSE = 1.0
-"""Standard errors by which a time must be within the permitted one before its setting is chosen."""
 _LEAST_SAVING_RATIO = 0.01
 """Less than this is not kept without a permitted slowdown: temperature and other programs change as much."""
 _LONGEST = "longest_iteration_ratio"
@@ -55,9 +55,6 @@ class Goal:
     """Why full speed is kept if no setting is better."""
     cost: Cost | None = None
     """What is minimized; None: energy."""
-    by_fastest: bool = False
-    """Whether a setting is fast enough if its fastest iteration is, since a disturbance only makes one longer; else its
-    expected time must be."""
 
 
 def search_plan(view: JobView, settings: tuple[Setting, ...], goal: Goal) -> ClockPlan:
@@ -71,24 +68,21 @@ def search_plan(view: JobView, settings: tuple[Setting, ...], goal: Goal) -> Clo
     if decided is not None and _stands_until_review(view, decided):
         return replace(decided, advice=())
     current = None if decided is None else setting_of(decided)
-    points = measured_points(view, settings, by_fastest=goal.by_fastest)
+    points = measured_points(view, settings)
     curves = curves_of(view, settings, points)
-    if goal.by_fastest:
-        permitted = {own for own, point in points.items() if point.time_ratio <= longest_ratio}
-    else:
-        permitted = curves.fast_enough(longest_ratio, sigmas=_SIGMAS_TO_CHOOSE) & points.keys()
-        permitted |= curves.fast_enough(longest_ratio, sigmas=0) & {current}
-    search = SettingSearch(curves, goal.cost, permitted, longest_ratio)
+    permitted = curves.fast_enough(longest_ratio, sigmas=SIGMAS_TO_CHOOSE)
+    permitted |= curves.fast_enough(longest_ratio, sigmas=0) & {current}
+    search = SettingSearch(curves, goal.cost, permitted & points.keys(), longest_ratio)
     if current not in permitted and (setting := _next_to_measure(view, search, points)) is not None:
         return _measuring(view, setting, goal)
-    best = search.best(current=current)
+    best = replace(search, permitted=permitted).best(current=current)
     if best is None:
         plan = plan_at_full_speed(view, goal.otherwise, cost=goal.cost)
     else:
         baseline_s = view.baseline.iteration_time_s
         reason = (
             f"least {goal.least}, {100 * search.less_cost_ratio(best):.1f} % below full speed: {best} on all GPUs,"
-            f" measured {points[best].time_ratio * baseline_s:.6g} s, target {longest_ratio * baseline_s:.6g} s"
+            f" expected {curves.time_ratio(best) * baseline_s:.6g} s, target {longest_ratio * baseline_s:.6g} s"
         )
         plan = setting_plan(view, best, PlanPurpose.TUNED, policy=goal.policy, reason=reason)
         plan = with_advice(view, plan, cost=goal.cost)

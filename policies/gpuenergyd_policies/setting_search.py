@@ -32,6 +32,8 @@ MAX_PROBES = 7
 """Settings measured at most, full speed not counted: it is the baseline. On simulated GPUs with hundreds of settings
 (`benchmarks/runs/cost_policy.py`, 240 searches), a seventh one lowers the cost by 0.07 ± 0.02 %, an eighth one by
 0.01 ± 0.02 %."""
+SIGMAS_TO_CHOOSE = 1.0
+"""Standard errors by which a time must be within the permitted one before its setting is chosen."""
 MOST_LOST_ITERATIONS = 1.0
 """Time that all measurements for advice may lose, in iterations at full speed."""
 WORTHWHILE_RATIO = 0.001
