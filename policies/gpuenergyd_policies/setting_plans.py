@@ -20,12 +20,14 @@ from gpuenergyd_policies.advice import is_time_to_review, with_advice
 from gpuenergyd_policies.full_speed import permits_no_slowdown, plan_at_full_speed
 from gpuenergyd_policies.setting_curves import Cost, Curves, MeasuredPoint
 from gpuenergyd_policies.setting_measurements import (
+    ITERATIONS_PER_SETTING,
     curves_of,
     energy_at_full_speed,
     is_current,
     measured_points,
     setting_being_measured,
     setting_measurements,
+    standard_errors,
     tried_settings,
 )
 from gpuenergyd_policies.setting_search import (
@@ -70,12 +72,13 @@ def search_plan(view: JobView, settings: tuple[Setting, ...], goal: Goal) -> Clo
     current = None if decided is None else setting_of(decided)
     points = measured_points(view, settings)
     curves = curves_of(view, settings, points)
-    permitted = curves.fast_enough(longest_ratio, sigmas=SIGMAS_TO_CHOOSE)
+    permitted = curves.fast_enough(longest_ratio, sigmas=SIGMAS_TO_CHOOSE) if points else set()
     permitted |= curves.fast_enough(longest_ratio, sigmas=0) & {current}
-    search = SettingSearch(curves, goal.cost, permitted & points.keys(), longest_ratio)
+    errors = [standard_errors(view, num).time for num in (view.baseline.num_iterations, ITERATIONS_PER_SETTING)]
+    search = SettingSearch(curves, goal.cost, permitted, longest_ratio, math.hypot(*errors))
     if current not in permitted and (setting := _next_to_measure(view, search, points)) is not None:
         return _measuring(view, setting, goal)
-    best = replace(search, permitted=permitted).best(current=current)
+    best = search.best(current=current)
     if best is None:
         plan = plan_at_full_speed(view, goal.otherwise, cost=goal.cost)
     else:

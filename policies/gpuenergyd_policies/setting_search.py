@@ -15,6 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 from gpuenergyd.core.policy_api.policy import JobView
@@ -50,9 +51,11 @@ class SettingSearch:
     cost: Cost | None = None
     """What is minimized; None: energy."""
     permitted: Collection[Setting] = ()
-    """Settings that were measured and are fast enough."""
+    """Settings that are fast enough."""
     longest_ratio: float = math.inf
     """Iteration time relative to full speed that a chosen setting does not exceed."""
+    time_error: float = 0.0
+    """Standard error of the relative time of a setting that is measured."""
 
     def next_setting(self, tried: Collection[Setting]) -> Setting | None:
         """Return the setting to measure next, none of those `tried`; None when measuring is complete."""
@@ -64,13 +67,20 @@ class SettingSearch:
         best = self.best()
         least_cost = costs[:, 0 if best is None else settings.index(best)].mean()
         prices = ITERATIONS_PER_SETTING * np.maximum(0.0, costs.mean(axis=0) - least_cost)
-        is_fast_enough = times <= self.longest_ratio * (1 + WORTHWHILE_RATIO)
-        improvements = np.where(is_open & is_fast_enough, np.maximum(0.0, least_cost - costs), 0.0)
+        improvements = np.where(is_open & self._would_be_permitted(), np.maximum(0.0, least_cost - costs), 0.0)
         expected = improvements.mean(axis=0)
         is_worth_it = expected > WORTHWHILE_RATIO * (least_cost + prices) if tried else expected > 0
         if not is_worth_it.any():
             return None
         return settings[int(np.argmax(np.where(is_worth_it, np.square(improvements).mean(axis=0), 0.0)))]
+
+    def _would_be_permitted(self) -> NDArray[np.bool_]:
+        """Return for each curve which settings would be permitted once measured; errors hide part of the difference."""
+        times = self.curves.times
+        means, variances = times.mean(axis=0), times.var(axis=0)
+        shown = variances / np.maximum(variances + self.time_error**2, 1e-12)
+        later = means + (times - means) * np.sqrt(shown) + SIGMAS_TO_CHOOSE * np.sqrt(variances * (1 - shown))
+        return np.asarray(later <= self.longest_ratio * (1 + WORTHWHILE_RATIO))
 
     def best(self, *, current: Setting | None = None) -> Setting | None:
         """Return the permitted setting of least expected cost; None for full speed itself.
