@@ -13,7 +13,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, SavingAdvice
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.setting_curves import Cost
 from gpuenergyd_policies.setting_measurements import curves_of, measured_points, standard_errors
-from gpuenergyd_policies.setting_search import ADVISED_SLOWDOWNS, SIGMAS_TO_CHOOSE, can_be_advised
+from gpuenergyd_policies.setting_search import ADVISED_SLOWDOWNS, can_be_advised
 from gpuenergyd_policies.uniform_settings import settings_of
 
 ADVISED_EVERY_AT_FIRST, ADVISED_EVERY = 4, 64
@@ -51,8 +51,8 @@ def with_advice(view: JobView, plan: ClockPlan, *, cost: Cost | None = None) -> 
     later = standard_errors(view, view.baseline.num_iterations)  # those of the job that is permitted more
     found = []
     for ratio in advised_slowdowns(view):
-        permitted = ratio + later.time * (random.standard_normal(num_curves) - SIGMAS_TO_CHOOSE)
-        saved = curves.savings(permitted, cost) + later.energy * random.standard_normal(num_curves)
+        used = ratio + later.time * random.standard_normal(num_curves)
+        saved = curves.savings(used, cost) + later.energy * random.standard_normal(num_curves)
         low, middle, high = map(float, np.quantile(saved, SAVING_QUANTILES))
         found.append(SavingAdvice(ratio, middle, low, high, is_measured=slowest_ratio >= MEASURED_UP_TO * ratio))
     return replace(plan, advice=tuple(found))

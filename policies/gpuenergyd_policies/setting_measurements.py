@@ -19,6 +19,9 @@ ITERATIONS_PER_SETTING = 2
 """Undisturbed iterations that a measurement of one setting needs."""
 LEAST_TIME_ERROR, LEAST_ENERGY_ERROR = 0.001, 0.003
 """Standard errors of a measured setting that repetition does not show: temperature, other programs."""
+_DISTURBED_SIGMAS = 3.0
+"""Scatters of iteration times by which the median of a setting is above its fastest iteration where most of them were
+disturbed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +99,19 @@ def energy_at_full_speed(view: JobView, settings: Collection[Setting]) -> float 
 
 
 def measured_points(view: JobView, settings: Collection[Setting]) -> dict[Setting, MeasuredPoint]:
-    """Return the settings slower than full speed that were measured, relative to full speed."""
+    """Return the settings slower than full speed that were measured, relative to full speed.
+
+    Times are medians, or those of the fastest iterations where most were disturbed, which only makes one longer.
+    """
     baseline_s, baseline_j = view.baseline.iteration_time_s, energy_at_full_speed(view, settings)
+    disturbed_s = _DISTURBED_SIGMAS * max(view.baseline.iteration_sigma_s, LEAST_TIME_ERROR * baseline_s)
     points = {}
     for setting, seen in setting_measurements(view).items():
         if setting in settings and not is_full_speed(setting, settings) and seen.energy_j and baseline_j:
+            is_usual = seen.median_time_s - seen.fastest_time_s <= disturbed_s
+            time_s = seen.median_time_s if is_usual else seen.fastest_time_s
             errors = standard_errors(view, seen.num_iterations)
-            points[setting] = MeasuredPoint(seen.median_time_s / baseline_s, seen.energy_j / baseline_j, errors)
+            points[setting] = MeasuredPoint(time_s / baseline_s, seen.energy_j / baseline_j, errors)
     return points
 
 

@@ -20,19 +20,16 @@ from gpuenergyd_policies.advice import is_time_to_review, with_advice
 from gpuenergyd_policies.full_speed import permits_no_slowdown, plan_at_full_speed
 from gpuenergyd_policies.setting_curves import Cost, Curves, MeasuredPoint
 from gpuenergyd_policies.setting_measurements import (
-    ITERATIONS_PER_SETTING,
     curves_of,
     energy_at_full_speed,
     is_current,
     measured_points,
     setting_being_measured,
     setting_measurements,
-    standard_errors,
     tried_settings,
 )
 from gpuenergyd_policies.setting_search import (
     ADVISED_SLOWDOWNS,
-    SIGMAS_TO_CHOOSE,
     WORTHWHILE_RATIO,
     SettingSearch,
     can_be_advised,
@@ -40,6 +37,8 @@ from gpuenergyd_policies.setting_search import (
 )
 from gpuenergyd_policies.uniform_settings import Setting, common_clocks_mhz, setting_of, setting_plan, settings_of
 
+_SIGMAS_TO_CHOOSE = 1.0
+"""Standard errors by which a time must be within the permitted one before its setting is chosen."""
 _LEAST_SAVING_RATIO = 0.01
 """Less than this is not kept without a permitted slowdown: temperature and other programs change as much."""
 _LONGEST = "longest_iteration_ratio"
@@ -57,6 +56,8 @@ class Goal:
     """Why full speed is kept if no setting is better."""
     cost: Cost | None = None
     """What is minimized; None: energy."""
+    as_measured: bool = False
+    """Whether a setting is fast enough as measured, without a standard error to spare."""
 
 
 def search_plan(view: JobView, settings: tuple[Setting, ...], goal: Goal) -> ClockPlan:
@@ -72,13 +73,15 @@ def search_plan(view: JobView, settings: tuple[Setting, ...], goal: Goal) -> Clo
     current = None if decided is None else setting_of(decided)
     points = measured_points(view, settings)
     curves = curves_of(view, settings, points)
-    permitted = curves.fast_enough(longest_ratio, sigmas=SIGMAS_TO_CHOOSE) if points else set()
+    known = {own for own in settings if any(seen.lever is own.lever and seen.value <= own.value for seen in points)}
+    permitted = curves.fast_enough(longest_ratio, sigmas=_SIGMAS_TO_CHOOSE) & known
     permitted |= curves.fast_enough(longest_ratio, sigmas=0) & {current}
-    errors = [standard_errors(view, num).time for num in (view.baseline.num_iterations, ITERATIONS_PER_SETTING)]
-    search = SettingSearch(curves, goal.cost, permitted, longest_ratio, math.hypot(*errors))
+    if goal.as_measured:
+        permitted |= {own for own, point in points.items() if point.time_ratio <= longest_ratio}
+    search = SettingSearch(curves, goal.cost, permitted & points.keys(), longest_ratio)
     if current not in permitted and (setting := _next_to_measure(view, search, points)) is not None:
         return _measuring(view, setting, goal)
-    best = search.best(current=current)
+    best = replace(search, permitted=permitted).best(current=current)
     if best is None:
         plan = plan_at_full_speed(view, goal.otherwise, cost=goal.cost)
     else:

@@ -15,7 +15,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 from gpuenergyd.core.policy_api.policy import JobView
@@ -33,8 +32,6 @@ MAX_PROBES = 7
 """Settings measured at most, full speed not counted: it is the baseline. On simulated GPUs with hundreds of settings
 (`benchmarks/runs/cost_policy.py`, 240 searches), a seventh one lowers the cost by 0.07 ± 0.02 %, an eighth one by
 0.01 ± 0.02 %."""
-SIGMAS_TO_CHOOSE = 1.0
-"""Standard errors by which a time must be within the permitted one before its setting is chosen."""
 MOST_LOST_ITERATIONS = 1.0
 """Time that all measurements for advice may lose, in iterations at full speed."""
 WORTHWHILE_RATIO = 0.001
@@ -54,8 +51,6 @@ class SettingSearch:
     """Settings that are fast enough."""
     longest_ratio: float = math.inf
     """Iteration time relative to full speed that a chosen setting does not exceed."""
-    time_error: float = 0.0
-    """Standard error of the relative time of a setting that is measured."""
 
     def next_setting(self, tried: Collection[Setting]) -> Setting | None:
         """Return the setting to measure next, none of those `tried`; None when measuring is complete."""
@@ -67,20 +62,13 @@ class SettingSearch:
         best = self.best()
         least_cost = costs[:, 0 if best is None else settings.index(best)].mean()
         prices = ITERATIONS_PER_SETTING * np.maximum(0.0, costs.mean(axis=0) - least_cost)
-        improvements = np.where(is_open & self._would_be_permitted(), np.maximum(0.0, least_cost - costs), 0.0)
+        is_fast_enough = times <= self.longest_ratio * (1 + WORTHWHILE_RATIO)
+        improvements = np.where(is_open & is_fast_enough, np.maximum(0.0, least_cost - costs), 0.0)
         expected = improvements.mean(axis=0)
         is_worth_it = expected > WORTHWHILE_RATIO * (least_cost + prices) if tried else expected > 0
         if not is_worth_it.any():
             return None
         return settings[int(np.argmax(np.where(is_worth_it, np.square(improvements).mean(axis=0), 0.0)))]
-
-    def _would_be_permitted(self) -> NDArray[np.bool_]:
-        """Return for each curve which settings would be permitted once measured; errors hide part of the difference."""
-        times = self.curves.times
-        means, variances = times.mean(axis=0), times.var(axis=0)
-        shown = variances / np.maximum(variances + self.time_error**2, 1e-12)
-        later = means + (times - means) * np.sqrt(shown) + SIGMAS_TO_CHOOSE * np.sqrt(variances * (1 - shown))
-        return np.asarray(later <= self.longest_ratio * (1 + WORTHWHILE_RATIO))
 
     def best(self, *, current: Setting | None = None) -> Setting | None:
         """Return the permitted setting of least expected cost; None for full speed itself.

@@ -16,7 +16,7 @@ from gpuenergyd_policies.full_speed import reason_for_full_speed
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_options, unproven_plan
 from gpuenergyd_policies.predicted_savings import cheapest_common_clock, predicted_plan
 from gpuenergyd_policies.setting_plans import Goal, plan_without_slowdown, search_plan
-from gpuenergyd_policies.uniform_settings import settings_of
+from gpuenergyd_policies.uniform_settings import settings_of, sustained_ratio
 
 
 class Uniform:
@@ -49,6 +49,7 @@ class Uniform:
             policy="uniform",
             least="energy that meets the target",
             otherwise=f"no uniform {lever} meets the target of {target_s:.6g} s with less energy than the baseline",
+            as_measured=sustained_ratio(view) == 1.0,  # at its power limit, a GPU is faster and slower by chance
         )
         return search_plan(view, settings, goal)
 
