@@ -73,7 +73,7 @@ def search_plan(view: JobView, settings: tuple[Setting, ...], goal: Goal) -> Clo
     current = None if decided is None else setting_of(decided)
     points = measured_points(view, settings)
     curves = curves_of(view, settings, points)
-    known = {own for own in settings if any(seen.lever is own.lever and seen.value <= own.value for seen in points)}
+    known = points.keys() | {own for own in settings if _is_between(own, points, longest_ratio)}
     permitted = curves.fast_enough(longest_ratio, sigmas=_SIGMAS_TO_CHOOSE) & known
     permitted |= curves.fast_enough(longest_ratio, sigmas=0) & {current}
     if goal.as_measured:
@@ -93,6 +93,13 @@ def search_plan(view: JobView, settings: tuple[Setting, ...], goal: Goal) -> Clo
         plan = setting_plan(view, best, PlanPurpose.TUNED, policy=goal.policy, reason=reason)
         plan = with_advice(view, plan, cost=goal.cost)
     return _decided(plan, longest_ratio)
+
+
+def _is_between(setting: Setting, points: Mapping[Setting, MeasuredPoint], longest_ratio: float) -> bool:
+    """Return whether a slower setting was measured, and no faster one was too slow."""
+    own = {seen.value: point for seen, point in points.items() if seen.lever is setting.lever}
+    is_slow = any(value > setting.value and point.time_ratio > longest_ratio for value, point in own.items())
+    return min(own, default=math.inf) < setting.value and not is_slow
 
 
 def _plan_to_know_full_speed(view: JobView, top: Setting, goal: Goal) -> ClockPlan:
