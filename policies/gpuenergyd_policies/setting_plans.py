@@ -57,7 +57,7 @@ class Goal:
     cost: Cost | None = None
     """What is minimized; None: energy."""
     as_measured: bool = False
-    """Whether a setting is fast enough as measured, without a standard error to spare."""
+    """Whether a measured setting is fast enough without a standard error to spare."""
 
 
 def search_plan(view: JobView, settings: tuple[Setting, ...], goal: Goal) -> ClockPlan:
@@ -73,12 +73,13 @@ def search_plan(view: JobView, settings: tuple[Setting, ...], goal: Goal) -> Clo
     current = None if decided is None else setting_of(decided)
     points = measured_points(view, settings)
     curves = curves_of(view, settings, points)
-    known = points.keys() | {own for own in settings if _is_between(own, points, longest_ratio)}
-    permitted = curves.fast_enough(longest_ratio, sigmas=_SIGMAS_TO_CHOOSE) & known
-    permitted |= curves.fast_enough(longest_ratio, sigmas=0) & {current}
+    surely_fast = curves.fast_enough(longest_ratio, sigmas=_SIGMAS_TO_CHOOSE)
     if goal.as_measured:
-        permitted |= {own for own, point in points.items() if point.time_ratio <= longest_ratio}
-    search = SettingSearch(curves, goal.cost, permitted & points.keys(), longest_ratio)
+        measured = {own for own, point in points.items() if point.time_ratio <= longest_ratio}
+    else:
+        measured = surely_fast & points.keys() | curves.fast_enough(longest_ratio, sigmas=0) & {current}
+    permitted = measured | {own for own in surely_fast - points.keys() if _is_between(own, points, longest_ratio)}
+    search = SettingSearch(curves, goal.cost, measured, longest_ratio)
     if current not in permitted and (setting := _next_to_measure(view, search, points)) is not None:
         return _measuring(view, setting, goal)
     best = replace(search, permitted=permitted).best(current=current)
