@@ -120,10 +120,6 @@ class Curves:
         is_within = logs.mean(axis=0) + sigmas * logs.std(axis=0) <= np.log(longest_ratio)
         return {setting for setting, own in zip(self.settings, is_within, strict=True) if own}
 
-    def time_ratio(self, setting: Setting) -> float:
-        """Return the expected time of a setting."""
-        return float(self.times[:, self.settings.index(setting)].mean())
-
     def costs(self, cost: Cost | None) -> FloatArray:
         """Return the costs, shape (curves, settings); without a cost that is the energy."""
         return self.energies if cost is None else cost(self.times, self.energies)

@@ -1,6 +1,9 @@
 """What a job has measured of settings that are the same on all its GPUs, also relative to full speed.
 
 Nothing is kept between calls: plans and iterations of the view say which settings were measured, and with what result.
+
+Trials are single iterations between others at full speed, and a lower clock takes effect some milliseconds after an
+iteration has begun. So only a share of what a trial differs from full speed, in time and energy, is measured.
 """
 
 import math
@@ -11,7 +14,7 @@ from statistics import median
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.robust import robust_sigma
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
-from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd.core.policy_api.policy import JobView, Lever
 from gpuenergyd_policies.setting_curves import Curves, LoopAtFullSpeed, MeasuredPoint, StandardErrors, possible_curves
 from gpuenergyd_policies.uniform_settings import Setting, setting_of, sustained_ratio
 
@@ -20,21 +23,20 @@ ITERATIONS_PER_SETTING = 2
 LEAST_TIME_ERROR, LEAST_ENERGY_ERROR = 0.001, 0.003
 """Standard errors of a measured setting that repetition does not show: temperature, other programs."""
 _DISTURBED_SIGMAS = 3.0
-"""Scatters of iteration times by which the median of a setting is above its fastest iteration where most of them were
-disturbed."""
+"""Scatters of iteration times by which a median is above the fastest iteration where most were disturbed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingMeasurement:
     """Time and energy of the undisturbed iterations at one setting."""
 
-    fastest_time_s: float
-    """Time of the fastest iteration: a disturbance only makes an iteration longer."""
-    median_time_s: float
-    """Median time of an iteration, as baselines have it."""
+    time_s: float
+    """Median time of an iteration; the fastest where most were disturbed, since that only makes an iteration longer."""
     energy_j: float | None
     """Median energy of an iteration; None if it was not measured."""
     num_iterations: int
+    own_share: float
+    """Share of the work of these iterations at this setting, as their median has it."""
 
 
 def iterations_by_setting(view: JobView) -> dict[Setting, list[IterationObservation]]:
@@ -49,13 +51,20 @@ def iterations_by_setting(view: JobView) -> dict[Setting, list[IterationObservat
 
 def setting_measurements(view: JobView) -> dict[Setting, SettingMeasurement]:
     """Return the measurements of all settings with enough undisturbed iterations."""
-    return {setting: _measurement(own) for setting, own in iterations_by_setting(view).items()}
+    return {setting: _measurement(view, setting, own) for setting, own in iterations_by_setting(view).items()}
 
 
-def _measurement(iterations: Collection[IterationObservation]) -> SettingMeasurement:
+def _measurement(view: JobView, setting: Setting, iterations: Collection[IterationObservation]) -> SettingMeasurement:
     times_s = [seen.own_time_s for seen in iterations]
     energies_j = [seen.energy_j for seen in iterations if seen.energy_j is not None]
-    return SettingMeasurement(min(times_s), median(times_s), median(energies_j) if energies_j else None, len(times_s))
+    baseline_s = view.baseline.iteration_time_s
+    disturbed_s = _DISTURBED_SIGMAS * max(view.baseline.iteration_sigma_s, LEAST_TIME_ERROR * baseline_s)
+    time_s = median(times_s) if median(times_s) - min(times_s) <= disturbed_s else min(times_s)
+    indices = {seen.iteration_index for seen in iterations}
+    are_alone = setting.lever is Lever.CLOCKS and 2 * len(indices & {index + 1 for index in indices}) < len(indices)
+    late_ratio = are_alone * max(gpu.switch_latency.lower_s for gpu in view.gpus) / baseline_s
+    energy_j = median(energies_j) if energies_j else None
+    return SettingMeasurement(time_s, energy_j, len(times_s), max(0.5, 1 - late_ratio))
 
 
 def setting_being_measured(view: JobView) -> Setting | None:
@@ -92,26 +101,20 @@ def energy_at_full_speed(view: JobView, settings: Collection[Setting]) -> float 
     """Return the energy of the baseline; a short one may have none, which is then measured as a setting."""
     if view.baseline.energy_j is not None:
         return view.baseline.energy_j
-    tops = [setting for setting in settings if is_full_speed(setting, settings)]
     measured = setting_measurements(view)
-    energies_j = (measured[top].energy_j for top in tops if top in measured)
+    energies_j = (own.energy_j for top, own in measured.items() if top in settings and is_full_speed(top, settings))
     return next((energy_j for energy_j in energies_j if energy_j is not None), None)
 
 
 def measured_points(view: JobView, settings: Collection[Setting]) -> dict[Setting, MeasuredPoint]:
-    """Return the settings slower than full speed that were measured, relative to full speed.
-
-    Times are medians, or those of the fastest iterations where most were disturbed, which only makes one longer.
-    """
+    """Return the settings slower than full speed that were measured, relative to full speed."""
     baseline_s, baseline_j = view.baseline.iteration_time_s, energy_at_full_speed(view, settings)
-    disturbed_s = _DISTURBED_SIGMAS * max(view.baseline.iteration_sigma_s, LEAST_TIME_ERROR * baseline_s)
     points = {}
     for setting, seen in setting_measurements(view).items():
         if setting in settings and not is_full_speed(setting, settings) and seen.energy_j and baseline_j:
-            is_usual = seen.median_time_s - seen.fastest_time_s <= disturbed_s
-            time_s = seen.median_time_s if is_usual else seen.fastest_time_s
-            errors = standard_errors(view, seen.num_iterations)
-            points[setting] = MeasuredPoint(time_s / baseline_s, seen.energy_j / baseline_j, errors)
+            ratios = (1 + (own - 1) / seen.own_share for own in (seen.time_s / baseline_s, seen.energy_j / baseline_j))
+            errors = (error / seen.own_share for error in standard_errors(view, seen.num_iterations))
+            points[setting] = MeasuredPoint(*ratios, StandardErrors(*errors))
     return points
 
 

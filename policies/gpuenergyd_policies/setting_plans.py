@@ -2,8 +2,7 @@
 
 Theory of operation. A policy measures settings (`setting_search`) until no further one is worth its time. Then it
 decides: it runs the best setting, measured or between measured ones, or stays at full speed. The plan says for which
-permitted time it was decided, so that a decision stands until that time changes, or until the setting turns out too
-slow.
+permitted time it was decided: a decision stands until that time changes, or until the setting turns out too slow.
 
 Loops that permit no slowdown are measured for a few iterations too (record 97): what a slowdown would save cannot be
 told from full speed. A loop that waits for memory all the time is not slower at a lower clock: such a setting is kept,
@@ -86,10 +85,10 @@ def search_plan(view: JobView, settings: tuple[Setting, ...], goal: Goal) -> Clo
     if best is None:
         plan = plan_at_full_speed(view, goal.otherwise, cost=goal.cost)
     else:
-        baseline_s = view.baseline.iteration_time_s
+        baseline_s, time_ratio = view.baseline.iteration_time_s, curves.times[:, settings.index(best)].mean()
         reason = (
             f"least {goal.least}, {100 * search.less_cost_ratio(best):.1f} % below full speed: {best} on all GPUs,"
-            f" expected {curves.time_ratio(best) * baseline_s:.6g} s, target {longest_ratio * baseline_s:.6g} s"
+            f" expected {time_ratio * baseline_s:.6g} s, target {longest_ratio * baseline_s:.6g} s"
         )
         plan = setting_plan(view, best, PlanPurpose.TUNED, policy=goal.policy, reason=reason)
         plan = with_advice(view, plan, cost=goal.cost)

@@ -123,8 +123,7 @@ def most_telling_setting(view: JobView, curves: Curves, tried: Collection[Settin
         if setting not in tried and 2 * ITERATIONS_PER_SETTING * slowdown_ratio <= most_lost:
             explained[setting] = _explained_variance(savings, own, noise)
     chosen = max(explained, key=lambda own: explained[own], default=None)
-    energy_variance = noise[1, 1]
-    return None if chosen is None or explained[chosen] < energy_variance else chosen
+    return None if chosen is None or explained[chosen] < noise[1, 1] else chosen
 
 
 def _explained_variance(wanted: FloatArray, measured: FloatArray, noise: FloatArray) -> float:
