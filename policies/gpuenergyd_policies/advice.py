@@ -41,8 +41,7 @@ def with_advice(view: JobView, plan: ClockPlan, *, cost: Cost | None = None) -> 
     `cost` is what the policy minimizes instead of energy.
     """
     settings = settings_of(view, with_limits=cost is not None)
-    is_settable = view.can_set_clocks or view.can_set_power_limits
-    if not settings or not is_settable or not can_be_advised(view) or not is_time_to_review(view):
+    if not settings or not can_be_advised(view) or not is_time_to_review(view):
         return plan
     points = measured_points(view, settings)
     slowest_ratio = max((own.time_ratio - 1 for own in points.values()), default=0.0)

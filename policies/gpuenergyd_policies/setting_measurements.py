@@ -2,8 +2,8 @@
 
 Nothing is kept between calls: plans and iterations of the view say which settings were measured, and with what result.
 
-Trials are single iterations between others at full speed, and a lower clock takes effect some milliseconds after an
-iteration has begun. So only a share of what a trial differs from full speed, in time and energy, is measured.
+Trials are single iterations, and a lower clock takes effect some milliseconds after one has begun: in time and energy,
+they show only a share of what the clock differs from full speed.
 """
 
 import math
@@ -88,8 +88,8 @@ def is_current(view: JobView, plan: ClockPlan) -> bool:
 def lost_iterations(view: JobView) -> float:
     """Return the time that measurements of settings have lost, in iterations at full speed."""
     measuring = {plan.plan_id for plan in view.issued_plans if plan.purpose is PlanPurpose.TRIAL}
-    lost = (o.own_time_s / view.baseline.iteration_time_s - 1 for o in view.observations if o.plan_id in measuring)
-    return sum(max(0.0, own) for own in lost)
+    times_s = (seen.own_time_s for seen in view.observations if seen.plan_id in measuring)
+    return sum(max(0.0, time_s / view.baseline.iteration_time_s - 1) for time_s in times_s)
 
 
 def is_full_speed(setting: Setting, settings: Collection[Setting]) -> bool:
@@ -101,9 +101,8 @@ def energy_at_full_speed(view: JobView, settings: Collection[Setting]) -> float 
     """Return the energy of the baseline; a short one may have none, which is then measured as a setting."""
     if view.baseline.energy_j is not None:
         return view.baseline.energy_j
-    measured = setting_measurements(view)
-    energies_j = (own.energy_j for top, own in measured.items() if top in settings and is_full_speed(top, settings))
-    return next((energy_j for energy_j in energies_j if energy_j is not None), None)
+    tops = (own for one, own in setting_measurements(view).items() if one in settings and is_full_speed(one, settings))
+    return next((own.energy_j for own in tops if own.energy_j is not None), None)
 
 
 def measured_points(view: JobView, settings: Collection[Setting]) -> dict[Setting, MeasuredPoint]:
@@ -112,9 +111,10 @@ def measured_points(view: JobView, settings: Collection[Setting]) -> dict[Settin
     points = {}
     for setting, seen in setting_measurements(view).items():
         if setting in settings and not is_full_speed(setting, settings) and seen.energy_j and baseline_j:
-            ratios = (1 + (own - 1) / seen.own_share for own in (seen.time_s / baseline_s, seen.energy_j / baseline_j))
+            measured = seen.time_s / baseline_s, seen.energy_j / baseline_j
+            time_ratio, energy_ratio = (1 + (own - 1) / seen.own_share for own in measured)
             errors = (error / seen.own_share for error in standard_errors(view, seen.num_iterations))
-            points[setting] = MeasuredPoint(*ratios, StandardErrors(*errors))
+            points[setting] = MeasuredPoint(time_ratio, energy_ratio, StandardErrors(*errors))
     return points
 
 
@@ -133,10 +133,8 @@ def standard_errors(view: JobView, num_iterations: int) -> StandardErrors:
 
 def _relative_sigma(values: Sequence[float]) -> float:
     """Return the standard deviation relative to the median; 0 without values."""
-    if not values:
-        return 0.0
-    middle = median(values)
-    return robust_sigma(abs(value - middle) for value in values) / middle
+    middle = median(values) if values else 0.0
+    return robust_sigma(abs(value - middle) for value in values) / middle if values else 0.0
 
 
 def curves_of(view: JobView, settings: tuple[Setting, ...], points: Mapping[Setting, MeasuredPoint]) -> Curves:
@@ -145,11 +143,12 @@ def curves_of(view: JobView, settings: tuple[Setting, ...], points: Mapping[Sett
     assert energy_j is not None
     power_w = energy_j / view.baseline.iteration_time_s / sum(gpu.num_gpus for gpu in view.gpus)
     range_w = view.gpus[0].power_limit_range_w
-    waits = [_waiting_s(seen) / seen.own_time_s for seen in view.observations if seen.is_regular and seen.is_timed]
+    waits = [
+        sum(sample.time_s * sample.count for sample in seen.instruction_samples if sample.kind.is_wait)
+        / seen.own_time_s
+        for seen in view.observations
+        if seen.is_regular and seen.is_timed
+    ]
     working_share = max(0.0, 1 - median(waits)) if waits else 1.0
     loop = LoopAtFullSpeed(power_w, None if range_w is None else range_w[1], working_share, sustained_ratio(view))
     return possible_curves(settings, loop).given(points, full_speed=standard_errors(view, view.baseline.num_iterations))
-
-
-def _waiting_s(seen: IterationObservation) -> float:
-    return sum(sample.time_s * sample.count for sample in seen.instruction_samples if sample.kind.is_wait)

@@ -5,8 +5,7 @@ decides: it runs the best setting, measured or between measured ones, or stays a
 permitted time it was decided: a decision stands until that time changes, or until the setting turns out too slow.
 
 Loops that permit no slowdown are measured for a few iterations too (record 97): what a slowdown would save cannot be
-told from full speed. A loop that waits for memory all the time is not slower at a lower clock: such a setting is kept,
-and compared with full speed like any plan.
+told from full speed. A loop that waits for memory all the time is not slower at a lower clock: such a setting is kept.
 """
 
 import math
