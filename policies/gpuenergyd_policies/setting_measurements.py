@@ -22,7 +22,7 @@ ITERATIONS_PER_SETTING = 2
 """Undisturbed iterations that a measurement of one setting needs."""
 LEAST_TIME_ERROR, LEAST_ENERGY_ERROR = 0.001, 0.003
 """Standard errors of a measured setting that repetition does not show: temperature, other programs."""
-_DISTURBED_SIGMAS = 3.0
+_DISTURBED_SIGMAS = 6.0
 """Scatters of iteration times by which a median is above the fastest iteration where most were disturbed."""
 
 

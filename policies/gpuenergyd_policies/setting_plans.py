@@ -55,7 +55,7 @@ class Goal:
     cost: Cost | None = None
     """What is minimized; None: energy."""
     as_measured: bool = False
-    """Whether a measured setting is fast enough without a standard error to spare."""
+    """Whether a setting that was measured needs no standard error to spare, at the first decision."""
 
 
 def search_plan(view: JobView, settings: tuple[Setting, ...], goal: Goal) -> ClockPlan:
@@ -74,6 +74,8 @@ def search_plan(view: JobView, settings: tuple[Setting, ...], goal: Goal) -> Clo
     surely_fast = curves.fast_enough(longest_ratio, sigmas=_SIGMAS_TO_CHOOSE)
     if goal.as_measured:
         measured = {own for own, point in points.items() if point.time_ratio <= longest_ratio}
+        if decided is not None:
+            measured &= surely_fast | {current}
     else:
         measured = surely_fast & points.keys() | curves.fast_enough(longest_ratio, sigmas=0) & {current}
     permitted = measured | {own for own in surely_fast - points.keys() if _is_between(own, points, longest_ratio)}
@@ -89,8 +91,8 @@ def search_plan(view: JobView, settings: tuple[Setting, ...], goal: Goal) -> Clo
             f"least {goal.least}, {100 * search.less_cost_ratio(best):.1f} % below full speed: {best} on all GPUs,"
             f" expected {time_ratio * baseline_s:.6g} s, target {longest_ratio * baseline_s:.6g} s"
         )
-        plan = setting_plan(view, best, PlanPurpose.TUNED, policy=goal.policy, reason=reason)
-        plan = with_advice(view, plan, cost=goal.cost)
+        tuned = setting_plan(view, best, PlanPurpose.TUNED, policy=goal.policy, reason=reason)
+        plan = with_advice(view, tuned, cost=goal.cost)
     return _decided(plan, longest_ratio)
 
 
@@ -110,8 +112,7 @@ def _plan_to_know_full_speed(view: JobView, top: Setting, goal: Goal) -> ClockPl
 
 
 def _measuring(view: JobView, setting: Setting, goal: Goal) -> ClockPlan:
-    reason = f"measuring {setting} on all GPUs"
-    return setting_plan(view, setting, PlanPurpose.TRIAL, policy=goal.policy, reason=reason)
+    return setting_plan(view, setting, PlanPurpose.TRIAL, policy=goal.policy, reason=f"measuring {setting} on all GPUs")
 
 
 def _next_to_measure(view: JobView, search: SettingSearch, points: Mapping[Setting, MeasuredPoint]) -> Setting | None:

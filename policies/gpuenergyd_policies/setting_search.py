@@ -113,8 +113,7 @@ def most_telling_setting(view: JobView, curves: Curves, tried: Collection[Settin
     if len(tried) >= MAX_PROBES or not can_be_advised(view):
         return None
     most_lost = (MOST_LOST_ITERATIONS - lost_iterations(view)) / 2
-    num_curves = len(curves.logs)
-    savings = np.stack([curves.savings(np.full(num_curves, ratio)) for ratio in ADVISED_SLOWDOWNS], axis=1)
+    savings = np.stack([curves.savings(np.full(len(curves.logs), ratio)) for ratio in ADVISED_SLOWDOWNS], axis=1)
     noise = np.diag(np.square(standard_errors(view, ITERATIONS_PER_SETTING)))
     explained = {}
     for k, setting in enumerate(curves.settings):
