@@ -50,8 +50,8 @@ def with_advice(view: JobView, plan: ClockPlan, *, cost: Cost | None = None) -> 
     later = standard_errors(view, view.baseline.num_iterations)  # those of the job that is permitted more
     found = []
     for ratio in advised_slowdowns(view):
-        used = ratio + later.time * random.standard_normal(num_curves)
-        saved = curves.savings(used, cost) + later.energy * random.standard_normal(num_curves)
+        spared = later.time * np.abs(random.standard_normal(num_curves))
+        saved = curves.savings(ratio - spared, cost) + later.energy * random.standard_normal(num_curves)
         low, middle, high = map(float, np.quantile(saved, SAVING_QUANTILES))
         found.append(SavingAdvice(ratio, middle, low, high, is_measured=slowest_ratio >= MEASURED_UP_TO * ratio))
     return replace(plan, advice=tuple(found))
