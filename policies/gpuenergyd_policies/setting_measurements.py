@@ -22,8 +22,8 @@ ITERATIONS_PER_SETTING = 2
 """Undisturbed iterations that a measurement of one setting needs."""
 LEAST_TIME_ERROR, LEAST_ENERGY_ERROR = 0.001, 0.003
 """Standard errors of a measured setting that repetition does not show: temperature, other programs."""
-_DISTURBED_SIGMAS = 6.0
-"""Scatters of iteration times by which a median is above the fastest iteration where most were disturbed."""
+_DISTURBED = 4.0
+"""Scatters of iteration times by which a median is above the quickest quarter where most iterations were disturbed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class SettingMeasurement:
     """Time and energy of the undisturbed iterations at one setting."""
 
     time_s: float
-    """Median time of an iteration; the fastest where most were disturbed, since that only makes an iteration longer."""
+    """Median time of an iteration; that of the quickest quarter where most were disturbed, which makes one longer."""
     energy_j: float | None
     """Median energy of an iteration; None if it was not measured."""
     num_iterations: int
@@ -57,12 +57,12 @@ def setting_measurements(view: JobView) -> dict[Setting, SettingMeasurement]:
 def _measurement(view: JobView, setting: Setting, iterations: Collection[IterationObservation]) -> SettingMeasurement:
     times_s = [seen.own_time_s for seen in iterations]
     energies_j = [seen.energy_j for seen in iterations if seen.energy_j is not None]
-    baseline_s = view.baseline.iteration_time_s
-    disturbed_s = _DISTURBED_SIGMAS * max(view.baseline.iteration_sigma_s, LEAST_TIME_ERROR * baseline_s)
-    time_s = median(times_s) if median(times_s) - min(times_s) <= disturbed_s else min(times_s)
+    disturbed_s = _DISTURBED * max(view.baseline.iteration_sigma_s, LEAST_TIME_ERROR * view.baseline.iteration_time_s)
+    time_s, quiet_s = median(times_s), sorted(times_s)[len(times_s) // 4]
+    time_s = time_s if time_s - quiet_s <= disturbed_s else quiet_s
     indices = {seen.iteration_index for seen in iterations}
     are_alone = setting.lever is Lever.CLOCKS and 2 * len(indices & {index + 1 for index in indices}) < len(indices)
-    late_ratio = are_alone * max(gpu.switch_latency.lower_s for gpu in view.gpus) / baseline_s
+    late_ratio = are_alone * max(gpu.switch_latency.lower_s for gpu in view.gpus) / view.baseline.iteration_time_s
     energy_j = median(energies_j) if energies_j else None
     return SettingMeasurement(time_s, energy_j, len(times_s), max(0.5, 1 - late_ratio))
 
