@@ -1,6 +1,6 @@
 """Advice to plain loops: what it says a permitted slowdown would save, against what the job then saves.
 
-    python benchmarks/runs/advice.py [--jobs 20] [--phase-jobs 5] [--policy uniform] [--json]
+    python benchmarks/runs/advice.py [--jobs 20] [--phase-jobs 5] [--seed 0] [--policy uniform] [--json]
 
 Seeded jobs in virtual time, each one instruction per iteration, with 0.2 % noise of time and 0.5 % of energy. Their
 GPUs are five models of which voltages, knees, static and uncore power differ from the published ones at random; power
@@ -80,6 +80,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--jobs", type=int, default=20)
     parser.add_argument("--phase-jobs", type=int, default=5, help="loops with phases, planned by bubble-aware")
+    parser.add_argument("--seed", type=int, default=0, help="of the first job of each kind; the others follow")
     parser.add_argument("--policy", choices=POLICIES, default="uniform")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -87,17 +88,25 @@ def main() -> int:
         parser.error(f"--jobs {options.jobs}, --phase-jobs {options.phase_jobs}: must be at least 1 and 0")
     table, policy = [], POLICIES[options.policy]
     for kind in MEMORY_SHARES:
-        found = [one for seed in range(options.jobs) for one in compared(policy, random_gpu_work(seed, kind), seed)]
+        seeds = range(options.seed, options.seed + options.jobs)
+        found = [one for seed in seeds for one in compared(policy, random_gpu_work(seed, kind), seed)]
         table += [{"kind": kind, **row} for row in rows(found)]
     for num_ranks in (1, 2):
-        found = [one for seed in range(options.phase_jobs) for one in compared_phases(seed, num_ranks)]
+        seeds = range(options.seed, options.seed + options.phase_jobs)
+        found = [one for seed in seeds for one in compared_phases(seed, num_ranks)]
         kind = "phases that wait" if num_ranks == 1 else f"the same, {num_ranks} data-parallel ranks"
         table += [{"kind": kind, **row} for row in rows(found)]
     if path_of(SWEEPS).exists():
         for gpu, found in on_sweeps().items():
             table += [{"kind": f"public sweeps, {gpu}", **row} for row in rows(found)]
     if options.json:
-        figures = {"policy": options.policy, "num_jobs": options.jobs, "target_points": TARGET_POINTS, "rows": table}
+        figures = {
+            "policy": options.policy,
+            "num_jobs": options.jobs,
+            "seed": options.seed,
+            "target_points": TARGET_POINTS,
+            "rows": table,
+        }
         print(json.dumps(figures))
     else:
         for row in table:

@@ -183,20 +183,20 @@ def run_cost(workload: Workload, objective: Objective, rng: random.Random) -> Ou
     probes: dict[Setting, Probe] = {}
     while (setting := search(workload, objective, full_speed, probes).next_setting(probes)) is not None:
         probes[setting] = noisy(workload.table[setting], rng)
-    chosen = search(workload, objective, full_speed, probes).best()
+    chosen, tried = search(workload, objective, full_speed, probes).best(), tuple(probes)
     for _ in range(_PLANS):
         if chosen is None:
             break
         before, chosen = chosen, None
         more = [noisy(workload.table[before], rng) for _ in range(_MEASUREMENTS_OF_PLAN)]
-        all_of_it = [probes[before], *more]
+        all_of_it = [*([probes[before]] if before in probes else []), *more]
         probes[before] = Probe(
             fmean(own.time_s for own in all_of_it), fmean(own.energy_j for own in all_of_it), len(all_of_it)
         )
         chosen = search(workload, objective, full_speed, probes).best(current=before)
         if chosen == before:
             break
-    return outcome(workload, objective, chosen or workload.full_speed, probes)
+    return outcome(workload, objective, chosen or workload.full_speed, tried)
 
 
 def search(
@@ -218,7 +218,7 @@ def search(
     def cost(times: FloatArray, energies: FloatArray) -> FloatArray:
         return objective.costs(times * full_speed.time_s, energies * full_speed.energy_j)
 
-    return SettingSearch(known, cost, tuple(points))
+    return SettingSearch(known, cost, settings if points else ())
 
 
 def run_zeus(workload: Workload, objective: Objective, rng: random.Random) -> Outcome:

@@ -14,15 +14,12 @@ from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.setting_curves import Cost
 from gpuenergyd_policies.setting_measurements import curves_of, measured_points, standard_errors
 from gpuenergyd_policies.setting_search import ADVISED_SLOWDOWNS, can_be_advised
-from gpuenergyd_policies.uniform_settings import settings_of, sustained_ratio
+from gpuenergyd_policies.uniform_settings import settings_of
 
 ADVISED_EVERY_AT_FIRST, ADVISED_EVERY = 4, 64
 """Iterations between two pieces of advice, since each takes milliseconds; the daemon keeps the last one."""
 MEASURED_UP_TO = 0.9
 """Advice is measured up to a slowdown of which a slower setting, or one nearly as slow, was measured."""
-_LATE_SIGMAS = 1.5
-"""Scatters of iteration times by which a setting may be slower and still be taken for fast enough, at most; 0 where
-GPUs are at their power limits."""
 SAVING_QUANTILES = (0.05, 0.5, 0.95)
 """Quantiles of the saving that advice gives: its 90 % interval, with the median between."""
 
@@ -44,20 +41,17 @@ def with_advice(view: JobView, plan: ClockPlan, *, cost: Cost | None = None) -> 
     `cost` is what the policy minimizes instead of energy.
     """
     settings = settings_of(view, with_limits=cost is not None)
-    is_settable = view.can_set_clocks or view.can_set_power_limits
-    if not settings or not is_settable or not can_be_advised(view) or not is_time_to_review(view):
+    if not settings or not can_be_advised(view) or not is_time_to_review(view):
         return plan
     points = measured_points(view, settings)
     slowest_ratio = max((own.time_ratio - 1 for own in points.values()), default=0.0)
     curves = curves_of(view, settings, points)
     random, num_curves = np.random.default_rng(len(points)), len(curves.logs)
-    late_sigmas = _LATE_SIGMAS if sustained_ratio(view) == 1.0 else 0.0
-    late_ratio = late_sigmas * view.baseline.iteration_sigma_s / view.baseline.iteration_time_s
-    error_of_later_saving = standard_errors(view, view.baseline.num_iterations).energy
+    later = standard_errors(view, view.baseline.num_iterations)  # those of the job that is permitted more
     found = []
     for ratio in advised_slowdowns(view):
-        saved = curves.savings(ratio + late_ratio * random.uniform(0, 1, num_curves), cost)
-        saved += error_of_later_saving * random.standard_normal(num_curves)
+        spared = later.time * np.abs(random.standard_normal(num_curves))
+        saved = curves.savings(ratio - spared, cost) + later.energy * random.standard_normal(num_curves)
         low, middle, high = map(float, np.quantile(saved, SAVING_QUANTILES))
         found.append(SavingAdvice(ratio, middle, low, high, is_measured=slowest_ratio >= MEASURED_UP_TO * ratio))
     return replace(plan, advice=tuple(found))

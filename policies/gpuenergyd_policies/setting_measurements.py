@@ -1,6 +1,9 @@
 """What a job has measured of settings that are the same on all its GPUs, also relative to full speed.
 
 Nothing is kept between calls: plans and iterations of the view say which settings were measured, and with what result.
+
+Trials are single iterations, and a lower clock takes effect some milliseconds after one has begun: in time and energy,
+they show only a share of what the clock differs from full speed.
 """
 
 import math
@@ -11,7 +14,7 @@ from statistics import median
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.robust import robust_sigma
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
-from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd.core.policy_api.policy import JobView, Lever
 from gpuenergyd_policies.setting_curves import Curves, LoopAtFullSpeed, MeasuredPoint, StandardErrors, possible_curves
 from gpuenergyd_policies.uniform_settings import Setting, setting_of, sustained_ratio
 
@@ -19,19 +22,21 @@ ITERATIONS_PER_SETTING = 2
 """Undisturbed iterations that a measurement of one setting needs."""
 LEAST_TIME_ERROR, LEAST_ENERGY_ERROR = 0.001, 0.003
 """Standard errors of a measured setting that repetition does not show: temperature, other programs."""
+_DISTURBED = 4.0
+"""Scatters of iteration times by which a median is above the quickest quarter where most iterations were disturbed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingMeasurement:
     """Time and energy of the undisturbed iterations at one setting."""
 
-    fastest_time_s: float
-    """Time of the fastest iteration: a disturbance only makes an iteration longer."""
-    median_time_s: float
-    """Median time of an iteration, as baselines have it."""
+    time_s: float
+    """Median time of an iteration; that of the quickest quarter where most were disturbed, which makes one longer."""
     energy_j: float | None
     """Median energy of an iteration; None if it was not measured."""
     num_iterations: int
+    own_share: float
+    """Share of the work of these iterations at this setting, as their median has it."""
 
 
 def iterations_by_setting(view: JobView) -> dict[Setting, list[IterationObservation]]:
@@ -46,13 +51,20 @@ def iterations_by_setting(view: JobView) -> dict[Setting, list[IterationObservat
 
 def setting_measurements(view: JobView) -> dict[Setting, SettingMeasurement]:
     """Return the measurements of all settings with enough undisturbed iterations."""
-    return {setting: _measurement(own) for setting, own in iterations_by_setting(view).items()}
+    return {setting: _measurement(view, setting, own) for setting, own in iterations_by_setting(view).items()}
 
 
-def _measurement(iterations: Collection[IterationObservation]) -> SettingMeasurement:
+def _measurement(view: JobView, setting: Setting, iterations: Collection[IterationObservation]) -> SettingMeasurement:
     times_s = [seen.own_time_s for seen in iterations]
     energies_j = [seen.energy_j for seen in iterations if seen.energy_j is not None]
-    return SettingMeasurement(min(times_s), median(times_s), median(energies_j) if energies_j else None, len(times_s))
+    disturbed_s = _DISTURBED * max(view.baseline.iteration_sigma_s, LEAST_TIME_ERROR * view.baseline.iteration_time_s)
+    time_s, quiet_s = median(times_s), sorted(times_s)[len(times_s) // 4]
+    time_s = time_s if time_s - quiet_s <= disturbed_s else quiet_s
+    indices = {seen.iteration_index for seen in iterations}
+    are_alone = setting.lever is Lever.CLOCKS and 2 * len(indices & {index + 1 for index in indices}) < len(indices)
+    late_ratio = are_alone * max(gpu.switch_latency.lower_s for gpu in view.gpus) / view.baseline.iteration_time_s
+    energy_j = median(energies_j) if energies_j else None
+    return SettingMeasurement(time_s, energy_j, len(times_s), max(0.5, 1 - late_ratio))
 
 
 def setting_being_measured(view: JobView) -> Setting | None:
@@ -76,8 +88,8 @@ def is_current(view: JobView, plan: ClockPlan) -> bool:
 def lost_iterations(view: JobView) -> float:
     """Return the time that measurements of settings have lost, in iterations at full speed."""
     measuring = {plan.plan_id for plan in view.issued_plans if plan.purpose is PlanPurpose.TRIAL}
-    lost = (o.own_time_s / view.baseline.iteration_time_s - 1 for o in view.observations if o.plan_id in measuring)
-    return sum(max(0.0, own) for own in lost)
+    times_s = (seen.own_time_s for seen in view.observations if seen.plan_id in measuring)
+    return sum(max(0.0, time_s / view.baseline.iteration_time_s - 1) for time_s in times_s)
 
 
 def is_full_speed(setting: Setting, settings: Collection[Setting]) -> bool:
@@ -89,26 +101,20 @@ def energy_at_full_speed(view: JobView, settings: Collection[Setting]) -> float 
     """Return the energy of the baseline; a short one may have none, which is then measured as a setting."""
     if view.baseline.energy_j is not None:
         return view.baseline.energy_j
-    tops = [setting for setting in settings if is_full_speed(setting, settings)]
-    measured = setting_measurements(view)
-    energies_j = (measured[top].energy_j for top in tops if top in measured)
-    return next((energy_j for energy_j in energies_j if energy_j is not None), None)
+    tops = (own for one, own in setting_measurements(view).items() if one in settings and is_full_speed(one, settings))
+    return next((own.energy_j for own in tops if own.energy_j is not None), None)
 
 
-def measured_points(
-    view: JobView, settings: Collection[Setting], *, by_fastest: bool = False
-) -> dict[Setting, MeasuredPoint]:
-    """Return the settings slower than full speed that were measured, relative to full speed.
-
-    Times are medians or, `by_fastest`, those of the fastest iterations.
-    """
+def measured_points(view: JobView, settings: Collection[Setting]) -> dict[Setting, MeasuredPoint]:
+    """Return the settings slower than full speed that were measured, relative to full speed."""
     baseline_s, baseline_j = view.baseline.iteration_time_s, energy_at_full_speed(view, settings)
     points = {}
     for setting, seen in setting_measurements(view).items():
         if setting in settings and not is_full_speed(setting, settings) and seen.energy_j and baseline_j:
-            time_s = seen.fastest_time_s if by_fastest else seen.median_time_s
-            errors = standard_errors(view, seen.num_iterations)
-            points[setting] = MeasuredPoint(time_s / baseline_s, seen.energy_j / baseline_j, errors)
+            measured = seen.time_s / baseline_s, seen.energy_j / baseline_j
+            time_ratio, energy_ratio = (1 + (own - 1) / seen.own_share for own in measured)
+            errors = (error / seen.own_share for error in standard_errors(view, seen.num_iterations))
+            points[setting] = MeasuredPoint(time_ratio, energy_ratio, StandardErrors(*errors))
     return points
 
 
@@ -127,10 +133,8 @@ def standard_errors(view: JobView, num_iterations: int) -> StandardErrors:
 
 def _relative_sigma(values: Sequence[float]) -> float:
     """Return the standard deviation relative to the median; 0 without values."""
-    if not values:
-        return 0.0
-    middle = median(values)
-    return robust_sigma(abs(value - middle) for value in values) / middle
+    middle = median(values) if values else 0.0
+    return robust_sigma(abs(value - middle) for value in values) / middle if values else 0.0
 
 
 def curves_of(view: JobView, settings: tuple[Setting, ...], points: Mapping[Setting, MeasuredPoint]) -> Curves:
@@ -139,11 +143,12 @@ def curves_of(view: JobView, settings: tuple[Setting, ...], points: Mapping[Sett
     assert energy_j is not None
     power_w = energy_j / view.baseline.iteration_time_s / sum(gpu.num_gpus for gpu in view.gpus)
     range_w = view.gpus[0].power_limit_range_w
-    waits = [_waiting_s(seen) / seen.own_time_s for seen in view.observations if seen.is_regular and seen.is_timed]
+    waits = [
+        sum(sample.time_s * sample.count for sample in seen.instruction_samples if sample.kind.is_wait)
+        / seen.own_time_s
+        for seen in view.observations
+        if seen.is_regular and seen.is_timed
+    ]
     working_share = max(0.0, 1 - median(waits)) if waits else 1.0
     loop = LoopAtFullSpeed(power_w, None if range_w is None else range_w[1], working_share, sustained_ratio(view))
     return possible_curves(settings, loop).given(points, full_speed=standard_errors(view, view.baseline.num_iterations))
-
-
-def _waiting_s(seen: IterationObservation) -> float:
-    return sum(sample.time_s * sample.count for sample in seen.instruction_samples if sample.kind.is_wait)

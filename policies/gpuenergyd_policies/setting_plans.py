@@ -1,12 +1,11 @@
 """Plans with one setting on all GPUs of a job: measurements, then the best setting, or full speed; all with advice.
 
 Theory of operation. A policy measures settings (`setting_search`) until no further one is worth its time. Then it
-decides: it runs the best setting, or stays at full speed. The plan says for which permitted time it was decided, so
-that a decision stands until that time changes, or until the setting turns out too slow.
+decides: it runs the best setting, measured or between measured ones, or stays at full speed. The plan says for which
+permitted time it was decided: a decision stands until that time changes, or until the setting turns out too slow.
 
 Loops that permit no slowdown are measured for a few iterations too (record 97): what a slowdown would save cannot be
-told from full speed. A loop that waits for memory all the time is not slower at a lower clock: such a setting is kept,
-and compared with full speed like any plan.
+told from full speed. A loop that waits for memory all the time is not slower at a lower clock: such a setting is kept.
 """
 
 import math
@@ -55,9 +54,8 @@ class Goal:
     """Why full speed is kept if no setting is better."""
     cost: Cost | None = None
     """What is minimized; None: energy."""
-    by_fastest: bool = False
-    """Whether a setting is fast enough if its fastest iteration is, since a disturbance only makes one longer; else its
-    expected time must be."""
+    as_measured: bool = False
+    """Whether a setting that was measured needs no standard error to spare, at the first decision."""
 
 
 def search_plan(view: JobView, settings: tuple[Setting, ...], goal: Goal) -> ClockPlan:
@@ -71,28 +69,38 @@ def search_plan(view: JobView, settings: tuple[Setting, ...], goal: Goal) -> Clo
     if decided is not None and _stands_until_review(view, decided):
         return replace(decided, advice=())
     current = None if decided is None else setting_of(decided)
-    points = measured_points(view, settings, by_fastest=goal.by_fastest)
+    points = measured_points(view, settings)
     curves = curves_of(view, settings, points)
-    if goal.by_fastest:
-        permitted = {own for own, point in points.items() if point.time_ratio <= longest_ratio}
+    surely_fast = curves.fast_enough(longest_ratio, sigmas=_SIGMAS_TO_CHOOSE)
+    if goal.as_measured:
+        measured = {own for own, point in points.items() if point.time_ratio <= longest_ratio}
+        if decided is not None:
+            measured &= surely_fast | {current}
     else:
-        permitted = curves.fast_enough(longest_ratio, sigmas=_SIGMAS_TO_CHOOSE) & points.keys()
-        permitted |= curves.fast_enough(longest_ratio, sigmas=0) & {current}
-    search = SettingSearch(curves, goal.cost, permitted, longest_ratio)
+        measured = surely_fast & points.keys() | curves.fast_enough(longest_ratio, sigmas=0) & {current}
+    permitted = measured | {own for own in surely_fast - points.keys() if _is_between(own, points, longest_ratio)}
+    search = SettingSearch(curves, goal.cost, measured, longest_ratio)
     if current not in permitted and (setting := _next_to_measure(view, search, points)) is not None:
         return _measuring(view, setting, goal)
-    best = search.best(current=current)
+    best = replace(search, permitted=permitted).best(current=current)
     if best is None:
         plan = plan_at_full_speed(view, goal.otherwise, cost=goal.cost)
     else:
-        baseline_s = view.baseline.iteration_time_s
+        baseline_s, time_ratio = view.baseline.iteration_time_s, curves.times[:, settings.index(best)].mean()
         reason = (
             f"least {goal.least}, {100 * search.less_cost_ratio(best):.1f} % below full speed: {best} on all GPUs,"
-            f" measured {points[best].time_ratio * baseline_s:.6g} s, target {longest_ratio * baseline_s:.6g} s"
+            f" expected {time_ratio * baseline_s:.6g} s, target {longest_ratio * baseline_s:.6g} s"
         )
-        plan = setting_plan(view, best, PlanPurpose.TUNED, policy=goal.policy, reason=reason)
-        plan = with_advice(view, plan, cost=goal.cost)
+        tuned = setting_plan(view, best, PlanPurpose.TUNED, policy=goal.policy, reason=reason)
+        plan = with_advice(view, tuned, cost=goal.cost)
     return _decided(plan, longest_ratio)
+
+
+def _is_between(setting: Setting, points: Mapping[Setting, MeasuredPoint], longest_ratio: float) -> bool:
+    """Return whether a slower setting was measured, and no faster one was too slow."""
+    own = {seen.value: point for seen, point in points.items() if seen.lever is setting.lever}
+    is_slow = any(value > setting.value and point.time_ratio > longest_ratio for value, point in own.items())
+    return min(own, default=math.inf) < setting.value and not is_slow
 
 
 def _plan_to_know_full_speed(view: JobView, top: Setting, goal: Goal) -> ClockPlan:
@@ -104,8 +112,7 @@ def _plan_to_know_full_speed(view: JobView, top: Setting, goal: Goal) -> ClockPl
 
 
 def _measuring(view: JobView, setting: Setting, goal: Goal) -> ClockPlan:
-    reason = f"measuring {setting} on all GPUs"
-    return setting_plan(view, setting, PlanPurpose.TRIAL, policy=goal.policy, reason=reason)
+    return setting_plan(view, setting, PlanPurpose.TRIAL, policy=goal.policy, reason=f"measuring {setting} on all GPUs")
 
 
 def _next_to_measure(view: JobView, search: SettingSearch, points: Mapping[Setting, MeasuredPoint]) -> Setting | None:

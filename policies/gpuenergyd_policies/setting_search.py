@@ -48,7 +48,7 @@ class SettingSearch:
     cost: Cost | None = None
     """What is minimized; None: energy."""
     permitted: Collection[Setting] = ()
-    """Settings that were measured and are fast enough."""
+    """Settings that are fast enough."""
     longest_ratio: float = math.inf
     """Iteration time relative to full speed that a chosen setting does not exceed."""
 
@@ -113,8 +113,7 @@ def most_telling_setting(view: JobView, curves: Curves, tried: Collection[Settin
     if len(tried) >= MAX_PROBES or not can_be_advised(view):
         return None
     most_lost = (MOST_LOST_ITERATIONS - lost_iterations(view)) / 2
-    num_curves = len(curves.logs)
-    savings = np.stack([curves.savings(np.full(num_curves, ratio)) for ratio in ADVISED_SLOWDOWNS], axis=1)
+    savings = np.stack([curves.savings(np.full(len(curves.logs), ratio)) for ratio in ADVISED_SLOWDOWNS], axis=1)
     noise = np.diag(np.square(standard_errors(view, ITERATIONS_PER_SETTING)))
     explained = {}
     for k, setting in enumerate(curves.settings):
@@ -123,8 +122,7 @@ def most_telling_setting(view: JobView, curves: Curves, tried: Collection[Settin
         if setting not in tried and 2 * ITERATIONS_PER_SETTING * slowdown_ratio <= most_lost:
             explained[setting] = _explained_variance(savings, own, noise)
     chosen = max(explained, key=lambda own: explained[own], default=None)
-    energy_variance = noise[1, 1]
-    return None if chosen is None or explained[chosen] < energy_variance else chosen
+    return None if chosen is None or explained[chosen] < noise[1, 1] else chosen
 
 
 def _explained_variance(wanted: FloatArray, measured: FloatArray, noise: FloatArray) -> float:

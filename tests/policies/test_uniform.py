@@ -19,6 +19,7 @@ from gpuenergyd_policies.setting_search import MAX_PROBES
 from gpuenergyd_policies.uniform import Uniform
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from gpuenergyd_sim.virtual_training.work import a100_stages
+from tests.support.plain_jobs import loop_training, random_gpu_work
 
 F, B = InstructionKind.F, InstructionKind.B
 CLOCKS_MHZ = tuple(range(1400, 400, -50))
@@ -92,17 +93,6 @@ def test_uniform_runs_the_throttling_clock_without_a_slowdown_budget() -> None:
     assert {mhz for rank in plan.ranks for mhz in rank.sm_clocks_mhz} == {1200}
 
 
-def test_uniform_uses_its_slowdown_budget() -> None:
-    job = _Job(max_slowdown_ratio=0.25)
-
-    plan = _run_until_tuned(job)
-
-    (clock,) = {mhz for rank in plan.ranks for mhz in rank.sm_clocks_mhz}
-    assert clock is not None
-    assert 1.0 < _iteration_time_s(clock) <= 1.25
-    assert clock <= 1050
-
-
 def test_uniform_measures_two_undisturbed_iterations_per_clock() -> None:
     job = _Job()
     first = Uniform().next_plan(job.view())
@@ -120,28 +110,31 @@ def test_uniform_measures_few_clocks_and_stops_at_the_first_too_slow_one() -> No
     _run_until_tuned(job)
 
     measured = [plan.ranks[0].sm_clocks_mhz[0] for plan in job.plans]
-    assert len(measured) == len(set(measured)) <= MAX_PROBES
+    assert len(measured) == len({*measured} - {CLOCKS_MHZ[0]}) <= MAX_PROBES
     assert sum(_iteration_time_s(mhz) > 1.0 for mhz in measured if mhz is not None) == 1
 
 
-def test_uniform_takes_the_baseline_for_the_highest_clock_instead_of_measuring_it() -> None:
-    job = _Job(max_slowdown_ratio=0.25)
-
-    _run_until_tuned(job)
-
-    assert CLOCKS_MHZ[0] not in {mhz for plan in job.plans for rank in plan.ranks for mhz in rank.sm_clocks_mhz}
-
-
-def test_a_disturbed_iteration_does_not_make_a_clock_too_slow_for_uniform() -> None:
+@pytest.mark.parametrize("delays_s", [(0.0, 0.0), (3.0, 0.0, 2.0)])
+def test_uniform_uses_its_slowdown_budget_whether_iterations_are_disturbed_or_not(delays_s: tuple[float, ...]) -> None:
     job = _Job(max_slowdown_ratio=0.25)
     while (plan := Uniform().next_plan(job.view())).purpose is PlanPurpose.TRIAL:
-        for delay_s in (3.0, 0.0, 2.0):
+        for delay_s in delays_s:
             job.run(plan, delay_s=delay_s)
 
     assert plan.purpose is PlanPurpose.TUNED
     (clock,) = {mhz for rank in plan.ranks for mhz in rank.sm_clocks_mhz}
     assert clock is not None
+    assert 1.0 < _iteration_time_s(clock) <= 1.25
     assert clock <= 1050
+
+
+def test_uniform_ends_close_to_the_permitted_slowdown() -> None:
+    work = random_gpu_work(5, "memory-bound")
+    (run := loop_training(Uniform(), work, max_slowdown_ratio=0.01, seed=105)).run(130)
+
+    (clock_mhz,) = {mhz for rank in run.job.current_plan.ranks for mhz in rank.sm_clocks_mhz}
+    assert clock_mhz is not None
+    assert 0.008 < work.time_s(clock_mhz) / work.time_s(1410) - 1 < 0.011
 
 
 def test_uniform_keeps_full_speed_without_energy_measurements() -> None:
