@@ -1,13 +1,16 @@
 """The form of log lines of all processes: `2026-03-02T12:20:00.123Z gpuenergyd: INFO: serving on ...` on stderr.
 
-Under systemd, lines have no time, because its journal stores the time of each line.
+Under systemd, lines have no time, because its journal stores the time of each line. The processes of a training log by
+their own handlers, which may raise.
 """
 
 import logging
 import os
 import sys
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
+from typing import Any
 
 from gpuenergyd.printable import printable_line
 
@@ -27,6 +30,19 @@ def write_log_line(program: str, text: str) -> None:
     """Write a line to stderr, for programs without loggers."""
     sys.stderr.write(f"{_line_start(program, time.time())}{text}\n")
     sys.stderr.flush()
+
+
+def safe_logger(name: str) -> logging.LoggerAdapter[logging.Logger]:
+    """Return a logger whose calls never raise, for the processes of a training."""
+    return _SafeLogger(logging.getLogger(name))
+
+
+class _SafeLogger(logging.LoggerAdapter[logging.Logger]):
+    """Logs each record as one line, and drops it if a handler raises."""
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        with suppress(Exception):
+            super().log(level, "%s", printable_line(str(msg) % args if args else str(msg)), **kwargs)
 
 
 class _LineFormatter(logging.Formatter):

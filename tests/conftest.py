@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.closing import AT_END, close_all
 from tests.support.examples import THOROUGH, USUAL
 from tests.support.faults import fault_id
 from tests.support.fork_server import SERVER
@@ -50,7 +51,7 @@ LONGEST_FILES = (
     "policies/bubble_aware/test_control_loop.py",
     "plugins/carbon/test_targets.py",
     "plugins/prove/test_job_blocks.py",
-    "report/test_every_page.py",
+    "plugins/formats/test_every_page.py",
     "project/test_names.py",
     "gpu/test_daemon_on_nvml.py",
     "policies/bubble_aware/test_loop_phases.py",
@@ -109,7 +110,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     async def bounded() -> None:
         async with asyncio.timeout(LIMIT_S):
-            await test(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters})
+            try:
+                await test(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters})
+            finally:
+                await close_all()
 
     asyncio.run(bounded())
     return True
@@ -125,6 +129,7 @@ def _fault(request: pytest.FixtureRequest) -> list[int]:
 @pytest.fixture(autouse=True)
 def _no_leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fail a test that leaves a child process, a thread, a socket or a pending asyncio task behind."""
+    AT_END.clear()
     pending = PendingTasks()
     run = asyncio.run
 

@@ -13,9 +13,11 @@ from gpuenergyd import history
 from gpuenergyd.cli.main import run
 from gpuenergyd.errors import UsageError
 from gpuenergyd.report.job import job_reports
-from gpuenergyd.report.other_formats.spdx import spdx_text
+from gpuenergyd.report.plugin_formats import ReportedJobs
 from gpuenergyd.store import open_history
+from gpuenergyd_formats.spdx import spdx_text
 from tests.support.framework_environments import is_built, python_of
+from tests.support.processes import finished
 from tests.support.sample_history import START, write_sample_history
 from tests.support.tools_environment import SPDX, tools_environment
 
@@ -78,13 +80,7 @@ def test_rows_have_jobs_iterations_and_energy_by_state(database: Path) -> None:
 def test_pandas_reads_the_rows(database: Path) -> None:
     if not is_built("huggingface"):
         pytest.skip("no environment with pandas here; `make frameworks` builds one")
-    done = subprocess.run(
-        [python_of("huggingface"), "-c", FRAME, database],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PYTHONPATH": PYTHON_PATH},
-    )
+    done = finished([python_of("huggingface"), "-c", FRAME, database], env={"PYTHONPATH": PYTHON_PATH})
 
     assert done.stdout.split() == ["2884.0", "480.0"], done.stderr
 
@@ -122,11 +118,8 @@ def test_the_notebook_runs_and_is_stored_with_its_outputs(tmp_path: Path) -> Non
     write_sample_history(tmp_path / "demo" / "state" / "history.sqlite3")
     if not is_built("huggingface"):
         pytest.skip("no environment with nbclient here; `make frameworks` builds one")
-    done = subprocess.run(
+    done = finished(
         [python_of("huggingface"), "-W", "ignore", "-c", RUN_NOTEBOOK, NOTEBOOK, tmp_path],
-        capture_output=True,
-        text=True,
-        check=False,
         env={**os.environ, "PYTHONPATH": PYTHON_PATH, "HOME": str(tmp_path)},
     )
 
@@ -158,7 +151,7 @@ def test_spdx_s_own_model_reads_the_training_energy(database: Path, tmp_path: Pa
 def test_spdx_counts_the_gpus_of_a_continued_training_once(database: Path) -> None:
     with open_history(database) as opened:
         (report,) = job_reports(opened)
-        text = spdx_text([report, report], made_at=START, tool="gpuenergyd")
+        text = spdx_text(ReportedJobs(history=opened, reports=[report, report], made_at=START))
 
     assert "Energy of 4 GPUs" in text
 

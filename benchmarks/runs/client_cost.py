@@ -11,7 +11,8 @@ reporter is idle, as in training, where an iteration is far longer than its repo
 wrappers are around every forward and backward; `iteration` is the work of the training thread at the begin and end of
 an iteration, with its first instruction, which queues the report of the iteration before; `reporter` is the CPU time of
 the background thread for that report, which can delay the training thread when both need the interpreter; `figures` is
-what the callback for Hugging Face adds to a step that the trainer logs, with every figure known. Needs the checkout.
+what the callback for Hugging Face adds to a step that the trainer logs, with every figure known, and `new_figures`
+the same for the first such step after the daemon has sent newer ones, at most every two seconds. Needs the checkout.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,14 +33,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpuenergyd.client import reporter
-from gpuenergyd.client.figures import metrics_of
 from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.wire.messages import JobFigures
 from gpuenergyd_trainers.huggingface import _Hooks as TrainerHooks
 from gpuenergyd_trainers.torch_pipelining import attach
 from tests.client.fake_daemon import FakeDaemon, plan_slice, wait_for_report
 
-LIMITS_US = {"instruction": 1.0, "clock_change": 15.0, "iteration": 200.0, "figures": 20.0}
+LIMITS_US = {"instruction": 1.0, "clock_change": 15.0, "iteration": 200.0, "figures": 20.0, "new_figures": 20.0}
 PLAIN, TUNED, WRAPPED = range(3)
 Rows = list[tuple[str, int]]
 """Kind and microbatch of instructions."""
@@ -122,8 +122,10 @@ def measure(socket_path: str, num_rounds: int, num_instructions: int) -> dict[st
         "bare": (None, forwards_of(bare)),
         "wrapped": (wrapped_rank, forwards_of(stage)),
     }
-    samples_us: dict[str, list[float]] = {name: [] for name in (*kinds, "iteration", "reporter", "figures")}
-    log_figures = logging_step()
+    samples_us: dict[str, list[float]] = {
+        name: [] for name in (*kinds, "iteration", "reporter", "figures", "new_figures")
+    }
+    job, log_figures = logging_step()
     epochs: list[int] = []
     for round_index in range(WARM_UP_ROUNDS + num_rounds):
         took_us, iterations_us = {}, []
@@ -141,6 +143,8 @@ def measure(socket_path: str, num_rounds: int, num_instructions: int) -> dict[st
         samples_us["reporter"].append(elsewhere_ns / NS_PER_US / len(iterations_us))
         samples_us["iteration"].append(statistics.mean(iterations_us))
         samples_us["figures"].append(timed_us(log_figures))
+        job.figures = replace(job.figures)
+        samples_us["new_figures"].append(timed_us(log_figures))
         samples_us["control"].append(took_us["control"])
         samples_us["bare"].append(took_us["bare"])
         samples_us["instruction"].append(took_us["instruction"] - took_us["control"])
@@ -163,13 +167,12 @@ def measure(socket_path: str, num_rounds: int, num_instructions: int) -> dict[st
     }
 
 
-def logging_step() -> Callable[[], None]:
-    """Return what the callback for Hugging Face adds to a step that the Trainer logs."""
+def logging_step() -> tuple[Any, Callable[[], None]]:
+    """Return a job with figures, and what the callback for Hugging Face adds to a step that the Trainer logs."""
     callback, state = TrainerHooks("cost"), SimpleNamespace(log_history=[{}])
-    known = JobFigures("tuned", **{field.name: 1 for field in fields(JobFigures)[1:]})
-    job = SimpleNamespace(metrics=lambda price_per_kwh: metrics_of(known, price_per_kwh=price_per_kwh))
+    job = SimpleNamespace(figures=JobFigures("tuned", **{field.name: 1 for field in fields(JobFigures)[1:]}))
     callback._marks._job = job  # type: ignore[assignment]  # noqa: SLF001  a job without a daemon has no figures
-    return lambda: callback.add_figures(state, {"loss": 1.0})
+    return job, lambda: callback.add_figures(state, {"loss": 1.0})
 
 
 def bare_stage() -> Any:
@@ -213,7 +216,17 @@ def summary(values: list[float]) -> dict[str, float]:
 
 def show(result: dict[str, Any]) -> None:
     print(f"{'':<14}{'median':>10}{'p5':>10}{'p95':>10}{'limit':>9}   us, n = {result['n']}")
-    for name in ("control", "instruction", "bare", "wrapped", "clock_change", "iteration", "reporter", "figures"):
+    for name in (
+        "control",
+        "instruction",
+        "bare",
+        "wrapped",
+        "clock_change",
+        "iteration",
+        "reporter",
+        "figures",
+        "new_figures",
+    ):
         figure, limit = result[f"{name}_us"], result["limits_us"].get(name)
         print(f"{name:<14}{figure['median']:>10.3f}{figure['p5']:>10.3f}{figure['p95']:>10.3f}{limit or '':>9}")
 

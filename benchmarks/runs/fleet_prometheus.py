@@ -21,7 +21,7 @@ from typing import Any
 
 from fleet_hosts import ITERATION_S, NUM_GPUS, gpu_uuid, host_name
 
-from gpuenergyd.daemon.api.metrics import metrics_text
+from gpuenergyd_otlp.prometheus import metrics_text
 
 INTERVAL_S = 15
 BASELINE_J, TUNED_J = 10_000.0, 8_500.0

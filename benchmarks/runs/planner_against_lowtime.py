@@ -20,7 +20,7 @@ from lowtime_rival import LowtimeRun, is_installed, run_lowtime
 from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.timeline import timeline
-from gpuenergyd.wire.profile_files import PlannerInstance, read_pipeline_file
+from gpuenergyd_plan.profiles.profile_files import PlannerInstance, read_pipeline_file
 from gpuenergyd_policies.planning.frontier import Effort, min_iteration_time_s, solve, warm_up
 from gpuenergyd_policies.planning.plan_evaluation import evaluate_clocks
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuenergyd.wire.profile_files import PlannerInstance, read_pipeline_file
+from gpuenergyd_plan.profiles.profile_files import PlannerInstance, read_pipeline_file
 from gpuenergyd_policies.planning.frontier import Frontier, frontier, solve, warm_up
 from gpuenergyd_policies.planning.problem import LARGE_PIPELINE, make_problem
 

@@ -215,6 +215,8 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     long_errors = np.concatenate([own.errors for name, own, _, _ in rows if name not in hard])
     hard_errors = np.concatenate([[0.0], *(own.errors for name, own, _, _ in rows if name in hard)])
     short_errors = np.concatenate([own.errors for _, _, own, _ in rows])
+    if not long_errors.size:
+        sys.exit(f"no energy known after {options.learning_seconds:g} s of learning: the worker gets too little CPU")
     return {
         "num_gpus": options.gpus,
         "seed": options.seed,

@@ -57,7 +57,6 @@ from gpuenergyd.daemon.jobs.operators import (  # noqa: E402
 )
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore  # noqa: E402
 from gpuenergyd.daemon.jobs.registry import Jobs  # noqa: E402
-from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases  # noqa: E402
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases  # noqa: E402
 from gpuenergyd.daemon.manual_leases.releases import GpuReleases  # noqa: E402
 from gpuenergyd.daemon.ports import JobServices  # noqa: E402
@@ -172,7 +171,8 @@ class Soak:
         self.server = Server(
             self.jobs,
             ManualChanges(
-                AdministratorLeases(leases, self.gpus, worker),
+                worker,
+                leases,
                 GpuReleases(worker, self.gpus, self.history, self.jobs.spawn),
             ),
             PipelineMembers(self.jobs),

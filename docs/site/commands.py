@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
+from docs.site.manual.command_tree import CommandText, OptionText, described_commands
 from docs.site.markdown import block, code, page, table
-from gpuenergyd.cli.help.command_tree import CommandText, OptionText, described_commands
 
 
 def command_line_page() -> str:

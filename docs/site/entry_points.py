@@ -27,6 +27,9 @@ GROUPS = {
         "A function of the type [ReportGroup](python-api.md#reportgroup): figures for `gpuenergyd report --group-by"
         " KEY`, and a section of HTML reports."
     ),
+    "gpuenergyd.report_formats": (
+        "A [ReportFormat](python-api.md#reportformat): a format of `gpuenergyd report --format NAME`, such as `html`."
+    ),
     "gpuenergyd.policies": (
         "A class with `next_plan(view)`, see [ClockPolicy](python-api.md#clockpolicy): decides the clocks of one job."
     ),

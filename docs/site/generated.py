@@ -12,12 +12,12 @@ from docs.site.entry_points import entry_points_page
 from docs.site.figures import with_current_parts
 from docs.site.house_map import map_page
 from docs.site.http_api import http_api_page
+from docs.site.manual.manual_pages import manual_pages, section_folder
 from docs.site.metrics import metrics_page
 from docs.site.pictures import PICTURES
 from docs.site.python_api import python_api_page
 from docs.site.schedules import schedules_page
 from docs.site.settings import settings_page
-from gpuenergyd.cli.help.manual_pages import manual_pages, section_folder
 
 DOCS = Path(__file__).resolve().parents[1]
 _REFERENCE = {

@@ -3,7 +3,7 @@
 from typing import Any
 
 from docs.site.markdown import code, page, table
-from gpuenergyd.daemon.api.metrics import StatusCollector
+from gpuenergyd_otlp.prometheus import StatusCollector
 
 
 class _Anything(dict[str, Any]):

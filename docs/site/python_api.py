@@ -52,6 +52,7 @@ PUBLIC_MODULES = {
         "gpuenergyd.cli.output",
         "gpuenergyd.daemon.api.plugin_routes",
         "gpuenergyd.daemon.host_services",
+        "gpuenergyd.report.plugin_formats",
         "gpuenergyd.report.plugin_groups",
         "gpuenergyd.store.plugin_tables",
     ),

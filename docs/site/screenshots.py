@@ -25,10 +25,10 @@ from docs.site import sample_jobs
 from docs.site.build import build_site
 from docs.site.generated import DOCS
 from gpuenergyd.report.job import job_reports
-from gpuenergyd.report.page import report_page
 from gpuenergyd.report.terminal.live import screen_view, total_power_w
 from gpuenergyd.store import open_history
 from gpuenergyd_dashboard.server import DashboardServer, HistoryView
+from gpuenergyd_formats.page import report_page
 from tests.support.chromium import Page, chromium_page
 from tests.support.sample_status import sample_status, status_socket
 from tests.support.stored_history import write_records

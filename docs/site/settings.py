@@ -1,7 +1,7 @@
 """Settings reference, generated from the default configuration file and the defaults in the code."""
 
+from docs.site.manual.settings_text import SettingText, default_text, described_settings, environment_variable
 from docs.site.markdown import block, code, page, table
-from gpuenergyd.cli.help.settings_text import SettingText, default_text, described_settings, environment_variable
 
 
 def settings_page() -> str:

@@ -30,9 +30,7 @@ _OWN: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "job": ("job.command", "Change or pause a running job."),
         "config": ("commands.config", "Show the daemon's settings and where they come from."),
         "restore": ("commands.restore", "Restore GPU clocks and power limits."),
-        "lock": ("commands.manual_leases", "Lock a GPU's SM clock."),
-        "limit": ("commands.manual_leases", "Limit a GPU's power."),
-        "release-gpu": ("commands.manual_leases", "Let go of a GPU for a reset or a driver upgrade."),
+        "release-gpu": ("commands.release_gpu", "Let go of a GPU for a reset or a driver upgrade."),
     },
     "Set up a host": {},  # of plugins
 }
@@ -46,6 +44,7 @@ _OF_PLUGINS: Mapping[str, str] = {
     "budget": "power", "idle": "idle", "fleet": "fleet", "carbon": "carbon", "prove": "prove", "dashboard": "dashboard",
     "otlp": "otlp", "doctor": "doctor", "calibrate": "doctor", "install": "install", "uninstall": "install",
     "demo": "sim", "evaluate": "sim", "plan": "plan", "explain": "plan",
+    "lock": "locks", "limit": "locks",
 }  # fmt: skip
 """Commands of the plugins of this project, which may be missing: `gpuenergyd_` and these words are their packages."""
 _OWN_HELP = ("help", "-h", "--help")

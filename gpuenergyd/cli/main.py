@@ -128,6 +128,8 @@ def _extra_with(package: str) -> str | None:
 
 
 def _bug(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:  # a full disk, a closed folder, a name too long
+        return f"{error.strerror}: {error.filename}"
     return f"{type(error).__name__}: {error} (this is a bug; set {DEBUG_VARIABLE}=1 for a traceback)"
 
 

@@ -4,12 +4,12 @@ All adapters use the same precedence: an argument of the program, else the envir
 its options), else the daemon's default.
 """
 
-import logging
 import math
 import os
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from numbers import Integral
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gpuenergyd.core.policy_api.target import LARGE_SLOWDOWN_RATIO, MAX_SLOWDOWN_RATIO, slowdown_problem
 from gpuenergyd.count_text import count_text
+from gpuenergyd.log_lines import safe_logger
 
 JOB_VARIABLE = "GPUENERGYD_JOB"
 POLICY_VARIABLE = "GPUENERGYD_JOB_POLICY"
@@ -44,7 +45,7 @@ _LOCAL_RANK_VARIABLES = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOC
 _MAX_RUN_KEY_CHARS = 200
 _LOOPBACK = ("localhost", "127.", "::1")
 
-logger = logging.getLogger("gpuenergyd.client")
+logger = safe_logger("gpuenergyd.client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def find_job_options(
     ratio = None if max_slowdown_ratio is not None else _max_slowdown(environ)
     found = {"policy": named_policy, "max_slowdown_ratio": ratio}
     return JobOptions(
-        job_name=job_name or named or Path(sys.argv[0]).stem or "python",
+        job_name=job_name or named or _program_name(),
         policy=policy or named_policy,
         max_slowdown_ratio=ratio if max_slowdown_ratio is None else max_slowdown_ratio,
         from_environment=tuple(name for name, value in found.items() if value is not None),
@@ -119,6 +120,17 @@ def find_allow_reorder(allow_reorder: bool | None = None, environ: Mapping[str, 
     return text == "1"
 
 
+def _program_name() -> str:
+    """Return the name of the program; an interpreter inside another program may have no arguments."""
+    arguments = getattr(sys, "argv", None) or [""]
+    return Path(arguments[0]).stem or "python"
+
+
+def can_see(path: str | Path) -> bool:
+    """Return whether a file exists in folders that this user may search; Path.exists() raises where one is closed."""
+    return os.access(path, os.F_OK)
+
+
 def find_socket_path(socket_path: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
     """Return the daemon's socket: the argument, GPUENERGYD_SOCKET, the system socket, or the user's own socket.
 
@@ -126,11 +138,13 @@ def find_socket_path(socket_path: str | None = None, environ: Mapping[str, str] 
     """
     named = socket_path or environ.get("GPUENERGYD_SOCKET")
     if named:
-        return str(Path(named).absolute())
+        with suppress(FileNotFoundError):  # the program's directory has been removed
+            named = str(Path(named).absolute())
+        return named
     runtime_folder = environ.get("XDG_RUNTIME_DIR")
-    if runtime_folder and not Path(SYSTEM_SOCKET_PATH).exists():
+    if runtime_folder and not can_see(SYSTEM_SOCKET_PATH):
         users = f"{runtime_folder}/gpuenergyd/gpuenergyd.sock"
-        if Path(users).exists():
+        if can_see(users):
             return users
     return SYSTEM_SOCKET_PATH
 

@@ -4,7 +4,6 @@ docs/how-to/show-energy-in-a-tracker.md describes each; a value is None until it
 numbers, so `numbers_of` gives the state as the position of its name in `STATES`.
 """
 
-from collections.abc import Mapping
 from operator import attrgetter
 from typing import TypeAlias
 
@@ -16,6 +15,8 @@ STATES = ("joining", "warmup", "baseline", "trial", "tuned", "fallback", "paused
 _J_PER_KWH = 3.6e6
 _NAMES = tuple(name for name in JobFigures.__dataclass_fields__ if name != "phase")
 _values = attrgetter(*_NAMES)
+_PREFIX = "gpuenergyd/"
+_LOGGED_NAMES = tuple(_PREFIX + name for name in _NAMES)
 
 
 def metrics_of(figures: JobFigures | None, *, price_per_kwh: float | None = None) -> Metrics:
@@ -27,12 +28,15 @@ def metrics_of(figures: JobFigures | None, *, price_per_kwh: float | None = None
     return metrics
 
 
-def numbers_of(metrics: Mapping[str, float | str | None]) -> dict[str, float]:
-    """Return the known figures as a tracker logs them, with the prefix `gpuenergyd/`."""
-    state = metrics["state"]
-    numbers: dict[str, float] = {
-        f"gpuenergyd/{name}": value for name, value in metrics.items() if isinstance(value, (int, float))
-    }
-    if state in STATES:
-        numbers["gpuenergyd/state"] = STATES.index(state)
+def numbers_of(figures: JobFigures | None, *, price_per_kwh: float | None = None) -> dict[str, float]:
+    """Return the known figures as a tracker logs them, with the prefix `gpuenergyd/`; callbacks do it within a step."""
+    if figures is None:
+        return {}
+    numbers = dict(zip(_LOGGED_NAMES, _values(figures), strict=True))
+    if None in numbers.values():
+        numbers = {name: value for name, value in numbers.items() if value is not None}
+    if price_per_kwh is not None and figures.energy_j is not None:
+        numbers[_PREFIX + "cost"] = price_per_kwh * figures.energy_j / _J_PER_KWH
+    if figures.phase in STATES:
+        numbers[_PREFIX + "state"] = STATES.index(figures.phase)
     return numbers

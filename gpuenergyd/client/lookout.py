@@ -4,12 +4,12 @@ A daemon is assumed to run if its socket exists. A socket on which nobody listen
 ignored until another socket replaces it, or for 30 s, after which a daemon may listen on it again.
 """
 
-import logging
 import stat
 from pathlib import Path
 from time import monotonic_ns
 
 from gpuenergyd.client.environment import find_socket_path
+from gpuenergyd.log_lines import safe_logger
 
 _LOOK_EVERY_NS = 2_000_000_000
 _ASKED_EVERY_NS = 100_000_000
@@ -17,7 +17,7 @@ _MOST_LEFT_OUT = 15
 """Few, since the next iterations may take longer than those before."""
 _TRY_AGAIN_AFTER_NS = 30_000_000_000
 
-logger = logging.getLogger("gpuenergyd.client")
+logger = safe_logger("gpuenergyd.client")
 
 
 class DaemonLookout:

@@ -18,7 +18,10 @@ from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.client.timing.cuda import loaded_cuda_device
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import InstructionTimer
+from gpuenergyd.log_lines import safe_logger
 from gpuenergyd.wire.messages import JobFigures
+
+logger = safe_logger("gpuenergyd.client")
 
 _TRIES_TO_FIND_GPU = 3
 _NOT_FOLLOWED: AbstractContextManager[None] = nullcontext()
@@ -106,8 +109,12 @@ class LoopJob:
 
     def metrics(self, *, price_per_kwh: float | None = None) -> Metrics:
         """Return the job's measured figures for the program's own log; see `gpuenergyd.client.figures`."""
-        figures = self._last_figures if self._client is None else self._client.figures
-        return metrics_of(figures, price_per_kwh=price_per_kwh)
+        return metrics_of(self.figures, price_per_kwh=price_per_kwh)
+
+    @property
+    def figures(self) -> JobFigures | None:
+        """The figures as the daemon last sent them: the same object until newer ones arrive."""
+        return self._last_figures if self._client is None else self._client.figures
 
     def pause(self) -> None:
         """Mark a pause after an iteration (evaluation, checkpoint), so that it is not part of the iteration's time."""
@@ -115,8 +122,14 @@ class LoopJob:
 
     def join(self) -> bool:
         """Join the job if a daemon runs and the loop has not joined yet; return whether it has joined."""
-        if self.has_given_way:
+        try:
+            return not self.has_given_way and self._join()
+        except Exception as error:  # noqa: BLE001  nothing of ours may stop a training
+            self.has_given_way = True
+            logger.warning("gpuenergyd: cannot join the daemon (%r); training continues at full speed", error)
             return False
+
+    def _join(self) -> bool:
         if self._client is not None and not self._client.is_unheard:
             return True
         if self._client is not None:

@@ -3,18 +3,18 @@
 The exchange needs torch for the job's store, and the client only the standard library. So an entry point names it.
 """
 
-import logging
 import os
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 
 from gpuenergyd.client.environment import has_other_hosts
 from gpuenergyd.client.rank import RankClient
+from gpuenergyd.log_lines import safe_logger
 
 EXCHANGES_GROUP = "gpuenergyd.exchanges"
 _LOOP = "loop"
 
-logger = logging.getLogger("gpuenergyd.client")
+logger = safe_logger("gpuenergyd.client")
 
 
 def start_loop_exchange(

@@ -4,7 +4,6 @@ Longer than 400 lines, since the calls inside a step share one state, which a se
 """
 
 import atexit
-import logging
 import os
 import sys
 import weakref
@@ -41,10 +40,11 @@ from gpuenergyd.client.timing.recorder import (
 from gpuenergyd.client.timing.replays import CapturedInstructions
 from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 from gpuenergyd.core.pipeline.timetable import ONE_CLOCK, TIMETABLE
+from gpuenergyd.log_lines import safe_logger
 from gpuenergyd.wire import PROTOCOL_VERSION
 from gpuenergyd.wire.messages import JobFigures, OrderRow, RankRegistration
 
-logger = logging.getLogger("gpuenergyd.client")
+logger = safe_logger("gpuenergyd.client")
 _RELEASE_LIMIT_NS = 1_000_000_000
 _REPEAT_AFTER_NS = 50_000_000
 """A clock that is in force from one iteration to the next is requested again after this time: well before the daemon,

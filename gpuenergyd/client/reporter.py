@@ -24,12 +24,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 from gpuenergyd.client.connection import CONNECT_LIMIT_S, HttpConnection, close_descriptor, refusal_reason
 from gpuenergyd.client.daemon_answers import CircuitBreaker, DaemonSilence
-from gpuenergyd.client.environment import find_num_tokens, find_socket_path
+from gpuenergyd.client.environment import can_see, find_num_tokens, find_socket_path
 from gpuenergyd.client.plans import PlanQueue, prepare
 from gpuenergyd.client.run_mark import delete_mark
 from gpuenergyd.client.timing.recorder import InstructionTimer, IterationTimes
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import GpuEnergyError, ProtocolError
+from gpuenergyd.log_lines import safe_logger
 from gpuenergyd.wire import MAX_ITERATION_REPORT_BYTES, MAX_REPORTS
 from gpuenergyd.wire.client_codec import (
     decode_iteration_reply,
@@ -65,7 +66,7 @@ _LONGEST_WAIT_S = 30.0
 """Longest pause between attempts to read the last iteration's times; each attempt doubles the pause."""
 _MAX_RETIRED_SOCKETS = 4
 
-logger = logging.getLogger("gpuenergyd.client")
+logger = safe_logger("gpuenergyd.client")
 
 
 class _RefusedError(ProtocolError):
@@ -363,9 +364,9 @@ class Reporter:
     def _connect_clock_socket(self, registered: RankRegistered) -> socket.socket:
         """Connect to the daemon's path; in a container with another mount point, to the folder of the API socket."""
         path = Path(registered.clock_socket_path)
-        if self._connection is not None and not path.exists():
+        if self._connection is not None and not can_see(path):
             beside = Path(self._connection.socket_path).with_name(path.name)
-            path = beside if beside.exists() else path
+            path = beside if can_see(beside) else path
         clock_socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             clock_socket.settimeout(CONNECT_LIMIT_S)

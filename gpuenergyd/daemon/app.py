@@ -35,19 +35,13 @@ from gpuenergyd.daemon.jobs.operators import JobFits, Operators, OrderFile
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.jobs.replicas import TimeAccounts
-from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
 from gpuenergyd.daemon.manual_leases.releases import GpuReleases
 from gpuenergyd.daemon.periodic import Periodic
 from gpuenergyd.daemon.ports import JobServices, RunningJob
 from gpuenergyd.daemon.processes.gpu_worker import GpuWorker, WorkerEvent, WorkerReady
 from gpuenergyd.daemon.processes.launch import StartChild, process_launchers
-from gpuenergyd.daemon.processes.plugins import (
-    PolicyNames,
-    check_policy_name,
-    is_shipped,
-    with_default_options,
-)
+from gpuenergyd.daemon.processes.plugins import PolicyNames, check_policy_name, is_shipped, with_default_options
 from gpuenergyd.daemon.processes.policy_client import PolicyClient
 from gpuenergyd.daemon.runtime.listening import InstanceLock, open_listener
 from gpuenergyd.daemon.runtime.log_rate_limit import LogRateLimit
@@ -166,10 +160,7 @@ class Daemon:
         self.services: Mapping[str, HostService] = {name: service(parts) for name, service in host_services().items()}
         self._server = Server(
             self.jobs,
-            ManualChanges(
-                AdministratorLeases(self.leases, self.gpus, self.worker, is_observing=settings.is_observing),
-                self.releases,
-            ),
+            ManualChanges(self.worker, self.leases, self.releases),
             self.members,
             self._operators,
             JobFits(self.jobs, self.policy.fitted, self.members.led_job),

@@ -5,7 +5,6 @@ The counters only rise, so windows may be nested, overlap, and run on several th
 to it, and work of earlier code does not: a torch that uses CUDA is synchronized at both ends.
 """
 
-import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -16,8 +15,9 @@ from typing import Any, Self
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.client.environment import find_gpu_uuid, find_socket_path
 from gpuenergyd.energy_windows.nvml import energy_counters_j
+from gpuenergyd.log_lines import safe_logger
 
-logger = logging.getLogger("gpuenergyd.client")
+logger = safe_logger("gpuenergyd.client")
 _READ_LIMIT_S = 2.0
 
 

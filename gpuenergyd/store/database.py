@@ -30,7 +30,7 @@ from sqlalchemy.pool import NullPool
 from gpuenergyd.errors import StoreError
 from gpuenergyd.store.reader import APPLICATION_ID, SCHEMA_REVISION, Reader, short_message
 from gpuenergyd.store.schema import metadata
-from gpuenergyd.store.sqlite_file import connect_read_only
+from gpuenergyd.store.sqlite_file import connect_read_only, require_file
 
 _SERVER = "postgresql"
 MIGRATIONS = Path(__file__).with_name("migrations")
@@ -131,8 +131,7 @@ def reading_engine(path_or_url: str | Path, *, keeps_connection: bool = False) -
     path = sqlite_path(path_or_url)
     if path is None:
         return _engine(str(path_or_url), is_read_only=True, keeps_connection=keeps_connection)
-    if not path.is_file():
-        raise StoreError(f"no history at {path}")
+    require_file(path)
 
     def connect() -> sqlite3.Connection:
         return connect_read_only(path)

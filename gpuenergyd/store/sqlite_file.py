@@ -32,6 +32,22 @@ def reading_file(path: Path, *, has_no_writer: bool = False) -> Iterator[Reader]
         raise StoreError(f"cannot read the history: {short_message(error)}") from None
 
 
+def require_file(path: Path) -> None:
+    """Check that a history is there.
+
+    Raises:
+        StoreError: it is not, or this user may not look.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise StoreError(f"no history at {path}") from None
+    except OSError as error:
+        raise StoreError(f"cannot read the history {path}: {error.strerror}") from None
+    if not path.is_file():
+        raise StoreError(f"no history at {path}")
+
+
 def connect_read_only(path: Path, *, has_no_writer: bool = False) -> sqlite3.Connection:
     """Connect to an SQLite file; without a writer, SQLite's auxiliary files are not created either."""
     # In a read-only folder SQLite cannot create the files that WAL mode needs. If there is no -wal file, there is no

@@ -58,8 +58,8 @@ class HistoryView:
 
     def _render(self) -> str:
         from gpuenergyd.report.job import job_reports  # noqa: PLC0415  slow imports, needed for pages only
-        from gpuenergyd.report.page import live_page  # noqa: PLC0415
         from gpuenergyd.store import open_history  # noqa: PLC0415
+        from gpuenergyd_formats.page import live_page  # noqa: PLC0415
 
         now = datetime.now(tz=UTC)
         try:

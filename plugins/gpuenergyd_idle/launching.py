@@ -3,10 +3,9 @@
 import re
 from collections.abc import Mapping
 from contextlib import closing, suppress
-from pathlib import Path
 
 from gpuenergyd.client.connection import DaemonClient
-from gpuenergyd.client.environment import find_socket_path
+from gpuenergyd.client.environment import can_see, find_socket_path
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd_idle.messages import LIFT_PATH, PROGRAM_HOLD_S
 
@@ -23,7 +22,7 @@ def lift_for_program(environ: Mapping[str, str]) -> dict[str, str]:
     visible = environ.get("CUDA_VISIBLE_DEVICES", "all").split(",")
     gpu_uuids = visible if all(map(_UUID.fullmatch, visible)) else []
     path = find_socket_path(environ=environ)
-    if Path(path).exists() and visible not in ([""], ["-1"]):
+    if can_see(path) and visible not in ([""], ["-1"]):
         with suppress(GpuEnergyError, OSError), closing(DaemonClient(path, limit_s=_LIMIT_S)) as client:
             client.put(LIFT_PATH, {"gpu_uuids": gpu_uuids, "hold_s": PROGRAM_HOLD_S})
     return dict(environ)

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from socket import gethostname
 from typing import Any
@@ -20,15 +20,14 @@ from gpuenergyd.daemon.gpus.inventory import Gpu
 from gpuenergyd.daemon.host_services import HostParts
 from gpuenergyd.daemon.periodic import Periodic
 from gpuenergyd.daemon.settings import Settings
-from gpuenergyd.errors import GpuError, StoreError
+from gpuenergyd.errors import GpuError, StoreError, UsageError
+from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.messages import USABLE_HEALTH, GpuSample, ListProcesses
 from gpuenergyd_idle.account_file import opened_account, read_accounts, save_accounts
-from gpuenergyd_idle.options import idle_options
 from gpuenergyd_idle.rules.control import IdleGpu, Order
 from gpuenergyd_idle.rules.idle_spans import IdleSpans
 from gpuenergyd_idle.rules.saving import ModelSaving
 from gpuenergyd_idle.rules.use import WORKING, UseReading
-from gpuenergyd_idle.status import gpu_fields
 from gpuenergyd_idle.store import UseRow, add_use
 from gpuenergyd_idle.totals import UseTotals
 
@@ -219,3 +218,55 @@ class IdleService:
             self._store_trouble = None
         if accounts:
             await asyncio.to_thread(save_accounts, self._account_path, self._saved | accounts)
+
+
+def gpu_fields(identity: GpuIdentity, idle: IdleGpu, totals: UseTotals, now_s: float) -> dict[str, Any]:
+    """Return the fields of one GPU."""
+    estimate, measured = idle.saving.estimate(), idle.saving.measured
+    is_lowered = idle.acts and idle.is_lowered and not idle.is_raised
+    return {
+        "gpu_uuid": identity.gpu_uuid,
+        "index": identity.index,
+        "model_name": identity.model_name,
+        "use": idle.use,
+        "use_age_s": max(0.0, now_s - idle.use_since_s),
+        "is_lowered": is_lowered,
+        "lowered_sm_clock_mhz": idle.low_mhz if is_lowered else None,
+        "reason": idle.reason,
+        "num_lowerings": idle.num_lowerings if idle.acts else 0,
+        "lost_s": idle.account.lost_s if idle.acts else 0.0,
+        "allowed_lost_s": idle.account.allowed_s(now_s),
+        "saving": None if estimate is None else {**asdict(estimate), "is_measured": measured is not None},
+        "by_use": [{"use": use, **asdict(total)} for use, total in totals.by_use.items()],
+    }
+
+
+_LEAST_AFTER_S, _MOST_AFTER_S = 1.0, 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class IdleOptions:
+    """Whether idle GPUs are lowered, and after how long."""
+
+    enabled: bool
+    after_s: float
+
+
+def idle_options(table: Mapping[str, object]) -> IdleOptions:
+    """Return the options in a table.
+
+    Raises:
+        UsageError: an option is unknown, or its value is invalid.
+    """
+    if unknown := table.keys() - {"enabled", "after_s"}:
+        raise UsageError(f"[idle]: unknown option {min(unknown)!r}; valid: enabled, after_s")
+    enabled, after_s = table.get("enabled", False), table.get("after_s", 30.0)
+    if not isinstance(enabled, bool):
+        raise UsageError(f"[idle] enabled = {enabled!r}: must be true or false")
+    if (
+        isinstance(after_s, bool)
+        or not isinstance(after_s, int | float)
+        or not _LEAST_AFTER_S <= after_s <= _MOST_AFTER_S
+    ):
+        raise UsageError(f"[idle] after_s = {after_s!r}: must be from {_LEAST_AFTER_S:g} to {_MOST_AFTER_S:g}")
+    return IdleOptions(enabled, float(after_s))

@@ -1,4 +1,4 @@
-"""Plugin `otlp`: exports the daemon's metrics to OpenTelemetry collectors."""
+"""Plugin `otlp`: the daemon's metrics for Prometheus, at `/v1/metrics`, and for OpenTelemetry collectors."""
 
 from gpuenergyd.cli.command_entry import CommandEntry
 

@@ -41,7 +41,7 @@ def otlp(
         str, typer.Option(metavar="URL", help="The collector's OTLP/HTTP endpoint for metrics.")
     ] = _ENDPOINT,
     protocol: Annotated[
-        Protocol, typer.Option(help="Encoding; some collectors accept protobuf only.", show_default=True)
+        Protocol, typer.Option(metavar="|".join(Protocol), help="Encoding; some collectors accept protobuf only.")
     ] = Protocol.JSON,
     every_s: Annotated[
         float, typer.Option("--every-s", min=1.0, max=3600.0, metavar="S", help="Export interval in seconds.")

@@ -15,7 +15,7 @@ from typing import Any
 from prometheus_client.core import Metric
 
 from gpuenergyd import __version__
-from gpuenergyd.daemon.api.metrics import StatusCollector
+from gpuenergyd_otlp.prometheus import StatusCollector
 
 _UNITS = {
     "joules": "J",

@@ -11,8 +11,8 @@ from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.profile import WORD_OF_KIND
 from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflinePlanner, OfflineRequest
 from gpuenergyd.errors import UsageError
-from gpuenergyd.wire.instance_json import PlannerInstance
-from gpuenergyd.wire.profile_csv import PROFILE_COLUMNS
+from gpuenergyd_plan.profiles.instance_json import PlannerInstance
+from gpuenergyd_plan.profiles.profile_csv import PROFILE_COLUMNS
 from gpuenergyd_plan.running_job import RunningJobInput
 
 

@@ -2,22 +2,26 @@
 
 import math
 import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TypeAlias
 
-from gpuenergyd.core.pipeline.graph import (
-    DependencyGraph,
-    Schedule,
-)
+from gpuenergyd.core.pipeline.graph import DependencyGraph, Schedule
 from gpuenergyd.core.pipeline.profile import with_waiting_power
+from gpuenergyd.core.pipeline.waiting import WaitingPower, waiting_power
 from gpuenergyd.core.policy_api.policy import OfflinePlanner, OfflineRequest, PowerCap
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError, UnknownPolicyError, UsageError
-from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
+from gpuenergyd_plan.profiles.profile_files import (
+    PlannerInstance,
+    ProfileTable,
+    read_pipeline_file,
+    read_waiting_power_file,
+)
 from gpuenergyd_plan.tables import AUTO_SCHEDULE, PlanOptions, reference_graph, table_request
-from gpuenergyd_plan.waiting import given_waiting_power
 
 _PLANNER_GROUP = "gpuenergyd.planners"
 
@@ -318,3 +322,36 @@ def _per_stage(option: str, text: str, num_ranks: int, *, least: int) -> tuple[i
             " separated by commas"
         )
     return values
+
+
+AssumedWaitingPowers: TypeAlias = Callable[[], Mapping[str, Sequence[tuple[int, float]]]]
+
+
+def given_waiting_power(text: str) -> tuple[WaitingPower, tuple[str, ...]]:
+    """Return the curve that `--waiting-power` names, and a note if it is assumed.
+
+    Raises:
+        UsageError: the text names neither a file nor a GPU model.
+        ProfileError: the file is invalid.
+    """
+    path = Path(text)
+    if path.exists():
+        return read_waiting_power_file(path), ()
+    assumed = _assumed_waiting_powers()
+    if text not in assumed:
+        models = ", ".join(sorted(assumed)) or "none installed"
+        raise UsageError(f"--waiting-power {text}: neither a file nor a GPU model; models: {models}")
+    curve = waiting_power(assumed[text], where=text, is_assumed=True)
+    note = (
+        f"the power of waiting by clock is assumed, as of a simulated {text}: {curve.powers_w[-1]:.1f} W at"
+        f" {curve.clocks_mhz[-1]} MHz, {curve.powers_w[0]:.1f} W at {curve.clocks_mhz[0]} MHz"
+    )
+    return curve, (note,)
+
+
+def _assumed_waiting_powers() -> Mapping[str, Sequence[tuple[int, float]]]:
+    found: dict[str, Sequence[tuple[int, float]]] = {}
+    for point in entry_points(group="gpuenergyd.waiting_powers"):
+        waiting_powers: AssumedWaitingPowers = point.load()
+        found |= waiting_powers()
+    return found

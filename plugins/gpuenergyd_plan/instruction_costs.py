@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionClass, InstructionKind, Schedule
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile
 from gpuenergyd.errors import ProfileError
-from gpuenergyd.wire.profile_files import ProfileTable
+from gpuenergyd_plan.profiles.profile_files import ProfileTable
 
 INPUT_GRADIENT_SHARE = 0.5
 """Part of a backward's time and energy assumed for its input gradient, if the table has no separate rows for it."""

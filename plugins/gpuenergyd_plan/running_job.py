@@ -16,9 +16,9 @@ from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.errors import GpuEnergyError, UsageError
 from gpuenergyd.wire import MAX_REPLY_BYTES
 from gpuenergyd.wire.daemon_codec import decode
-from gpuenergyd.wire.instance_json import PlannerInstance
 from gpuenergyd.wire.operator_messages import JobFit
 from gpuenergyd_plan.inputs import PlanInput, plan_input
+from gpuenergyd_plan.profiles.instance_json import PlannerInstance
 from gpuenergyd_plan.tables import PlanOptions
 
 _LIMIT_S = 60.0

@@ -15,13 +15,8 @@ from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.schedules import ScheduleFamily, in_a_row, make_schedule, schedule_family
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError, UsageError
-from gpuenergyd.wire.profile_files import ProfileTable, read_order_file
-from gpuenergyd_plan.instruction_costs import (
-    INPUT_GRADIENT_SHARE,
-    CostAssumptions,
-    cost_notes,
-    instruction_profiles,
-)
+from gpuenergyd_plan.instruction_costs import INPUT_GRADIENT_SHARE, CostAssumptions, cost_notes, instruction_profiles
+from gpuenergyd_plan.profiles.profile_files import ProfileTable, read_order_file
 
 DEFAULT_SCHEDULE = "1f1b"
 AUTO_SCHEDULE = "auto"

@@ -9,19 +9,19 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpuenergyd.errors import UsageError
+from gpuenergyd.errors import GpuUnsupportedError, UsageError
+from gpuenergyd.powercap import POWERCAP, PowercapCounter, component_counters
 from gpuenergyd_carbon.sources.web import SourceError, Web, WebLimits
 from gpuenergyd_prove.errors import ProofError
 from gpuenergyd_prove.proof.measurements import PowerSample
 from gpuenergyd_prove.proof.outside_meter import COVERS
 from gpuenergyd_prove.proof.registration import MeterFacts
 
-POWERCAP = Path("/sys/class/powercap")
 _LIMITS = WebLimits(connect_s=1.0, read_s=2.0, total_s=3.0, max_retries=0)
 _DCMI = ("ipmitool", "dcmi", "power", "reading")
 _DCMI_LINE = re.compile(r"Instantaneous power reading:\s*(\d+)\s*Watts")
@@ -125,24 +125,23 @@ class PowercapMeter:
     facts: MeterFacts
     root: Path = POWERCAP
     now_s: Callable[[], float] = time.time
-    _last: dict[Path, int] = field(default_factory=dict)
+    _counters: Sequence[PowercapCounter] = ()
     _last_s: float | None = None
 
     def read(self) -> PowerSample | None:
         """Return the mean power since the last reading, dated now; None at the first reading."""
         at_s = self.now_s()
-        counters = {folder: _count(folder / "energy_uj") for folder in sorted(self.root.glob("intel-rapl:*"))}
-        if not counters:
+        self._counters = self._counters or component_counters(self.root)
+        if not self._counters:
             raise ProofError(f"no CPU energy counters in {self.root}")
-        # Cores are part of packages; only packages and DRAM are added up.
-        used_j = 0.0
-        for folder, count in counters.items():
-            is_package = folder.name.count(":") == 1
-            if folder in self._last and (is_package or (folder / "name").read_text().strip() == "dram"):
-                wrapped = count + _count(folder / "max_energy_range_uj") if count < self._last[folder] else count
-                used_j += (wrapped - self._last[folder]) / _UJ_PER_J
-        since_s, self._last, self._last_s = self._last_s, counters, at_s
-        return None if since_s is None or at_s <= since_s else PowerSample(at_s, used_j / (at_s - since_s))
+        try:
+            used_uj = [counter.used_uj() for counter in self._counters]
+        except GpuUnsupportedError as error:
+            raise ProofError(f"{error}; on many kernels only root can") from None
+        since_s, self._last_s = self._last_s, at_s
+        if since_s is None or at_s <= since_s:
+            return None
+        return PowerSample(at_s, sum(used or 0 for used in used_uj) / _UJ_PER_J / (at_s - since_s))
 
 
 def open_meter(text: str, *, covers: str | None = None, accuracy_ratio: float | None = None) -> Meter:
@@ -185,10 +184,3 @@ def _watts(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise ProofError(f"{name}: reply has no number of watts but {value!r}") from None
-
-
-def _count(file: Path) -> int:
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError) as error:
-        raise ProofError(f"{file} cannot be read ({type(error).__name__}); on many kernels only root can") from None

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuenergyd.errors import GpuUnsupportedError
+from gpuenergyd.powercap import POWERCAP, PowercapCounter, energy_counters
 from gpuenergyd_zeusd.parameters import BadParameterError
 
-POWERCAP = Path("/sys/class/powercap")
 PERIOD_S = 0.05
 WRAP_WATCH_S = 30.0
 """Counters wrap after minutes at full power, so they are read at least this often."""
@@ -24,10 +24,9 @@ WRAP_WATCH_S = 30.0
 class _Counter:
     """One energy counter without its wraps, read at most once per period."""
 
-    folder: Path
+    counter: PowercapCounter
     energy_uj: int = 0
-    _raw_uj: int = 0
-    _read_mono_s: float | None = None
+    _read_mono_s: float = float("-inf")
 
     def read_uj(self) -> int:
         """Return the energy in uJ.
@@ -36,18 +35,11 @@ class _Counter:
             GpuUnsupportedError: the counter cannot be read.
         """
         now_s = time.monotonic()
-        if self._read_mono_s is None or now_s - self._read_mono_s >= PERIOD_S:
-            raw_uj = self._integer("energy_uj")
-            wrapped_uj = self._integer("max_energy_range_uj") if raw_uj < self._raw_uj else 0
-            self.energy_uj += raw_uj - self._raw_uj + wrapped_uj
-            self._raw_uj, self._read_mono_s = raw_uj, now_s
+        if now_s - self._read_mono_s >= PERIOD_S:
+            used_uj = self.counter.used_uj()
+            self.energy_uj += (self.counter.last_uj or 0) if used_uj is None else used_uj
+            self._read_mono_s = now_s
         return self.energy_uj
-
-    def _integer(self, name: str) -> int:
-        try:
-            return int((self.folder / name).read_text(encoding="ascii"))
-        except (OSError, ValueError) as error:
-            raise GpuUnsupportedError(f"{self.folder / name}: cannot be read: {type(error).__name__}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +59,15 @@ class Cpus:
 
     def __init__(self, root: Path = POWERCAP) -> None:
         self.by_index: dict[int, Cpu] = {}
-        numbers = (zone.name.partition(":")[2] for zone in root.glob("intel-rapl:*"))
+        found: dict[int, dict[bool, _Counter]] = {}
+        for counter in energy_counters(root):
+            index = int(counter.zone.name.split(":")[1])
+            found.setdefault(index, {})[counter.name.endswith("/dram")] = _Counter(counter)
         try:
-            for index in sorted(int(number) for number in numbers if number.isdecimal()):
-                zone = root / f"intel-rapl:{index}"
-                drams = [part for part in root.glob(f"{zone.name}:*") if _name(part) == "dram"]
-                cpu = Cpu(_Counter(zone), _Counter(drams[0]) if drams else None)
+            for index, own in sorted(found.items()):
+                self.by_index[index] = cpu = Cpu(own[False], own.get(True))
                 cpu.energies_uj()
-                self.by_index[index] = cpu
-        except GpuUnsupportedError:
+        except (GpuUnsupportedError, KeyError):
             self.by_index = {}
 
     def selected(self, indices: Iterable[int]) -> dict[int, Cpu]:
@@ -96,13 +88,6 @@ class Cpus:
             for cpu in self.by_index.values():
                 with suppress(GpuUnsupportedError):
                     cpu.energies_uj()
-
-
-def _name(zone: Path) -> str:
-    try:
-        return (zone / "name").read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
 
 
 async def mean_power_mw(cpus: Mapping[int, Cpu]) -> dict[int, dict[str, int | None]]:

@@ -3,13 +3,14 @@
 import importlib
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.processes import finished
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "runs" / "host_bound.py"
@@ -82,14 +83,7 @@ def test_a_plain_step_calls_no_hook_and_the_next_step_of_the_client_calls_all(ho
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="the benchmark's events are compiled")
 def test_a_few_pairs_have_all_figures(tmp_path: Path) -> None:
     arguments = ["--pairs", "3", "--only", "observe", "--programs", "loop", "--json"]
-    output = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=tmp_path,
-        check=False,
-    )
+    output = finished([sys.executable, str(SCRIPT), *arguments], timeout=300, cwd=tmp_path)
     assert output.returncode in {0, 1}, output.stderr
     figures = json.loads(output.stdout)
 

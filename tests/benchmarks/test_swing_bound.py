@@ -7,12 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.worlds.swing_bound import least_band_energy_w2
-from gpuenergyd.core.pipeline.graph import (
-    InstructionClass,
-    InstructionKind,
-    dependency_graph,
-    one_forward_one_backward,
-)
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.power_swing import band_energy_w2
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd_policies.planning.capped.plan import wave_of

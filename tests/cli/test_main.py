@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from docs.site.manual.command_tree import described_commands
 from gpuenergyd import __version__
 from gpuenergyd.cli.app import command_line
-from gpuenergyd.cli.help.command_tree import described_commands
 from gpuenergyd.cli.main import run
 from gpuenergyd.errors import GpuEnergyError
 
@@ -195,6 +195,11 @@ def test_a_bug_is_one_line_and_its_traceback_on_request(
     assert len(plain.splitlines()) == 1
     assert "ZeroDivisionError: nobody expected this" in plain
     assert "Traceback" in debugged
+
+
+def test_a_file_that_cannot_be_used_is_named_and_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["prove", "--check", 99 * "long"]) == 1
+    assert capsys.readouterr().err == f"gpuenergyd: File name too long: {99 * 'long'}/registration.json\n"
 
 
 def test_ctrl_c_ends_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from docs.site.manual.command_tree import described_commands
 from gpuenergyd.cli.app import command_line, plain_call
-from gpuenergyd.cli.help.command_tree import described_commands
 from gpuenergyd.errors import UsageError
 
 TYPERS_OWN = ("run", "prove")
@@ -26,7 +26,7 @@ LEFT_TO_TYPER = [
     "report --since=1d",
     "report --job --json",
     "report --json=1",
-    "report --format pdf",
+    "otlp --protocol pdf",
     "report --price-per-kwh -1",
     "report --price-per-kwh nan",
     "report --price-per-kwh dear",

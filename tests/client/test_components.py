@@ -153,6 +153,8 @@ def test_socket_is_the_argument_then_the_environments_then_the_systems(tmp_path:
     assert find_socket_path(None, {"GPUENERGYD_SOCKET": "b"}) == str(Path.cwd() / "b")
     assert find_socket_path(None, {}) == "/run/gpuenergyd/gpuenergyd.sock"
     assert find_socket_path(None, {"XDG_RUNTIME_DIR": str(tmp_path)}) in {str(own), "/run/gpuenergyd/gpuenergyd.sock"}
+    # A folder of another user, after `sudo -u`: root may search every folder, but gets an error for a long name.
+    assert find_socket_path(None, {"XDG_RUNTIME_DIR": "/" + 99 * "long"}) == "/run/gpuenergyd/gpuenergyd.sock"
 
 
 def test_all_processes_of_a_run_have_one_key_and_a_restart_another() -> None:

@@ -1,12 +1,14 @@
 """The lines for the user: at joining, at the end, and while the daemon does not answer."""
 
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import gpuenergyd
 from gpuenergyd.client.daemon_answers import SILENCE_REPORTED_AFTER_S
 from gpuenergyd.client.plans import PlanQueue
 from gpuenergyd.client.rank import RankClient, RankDescription
@@ -185,3 +187,32 @@ def test_a_silent_daemon_is_reported_once_after_30_s_and_its_return_once(
     )
     assert silent.endswith("; training continues")
     assert answers == f"gpuenergyd: job gpt, rank 2: the daemon at {daemon.socket_path} answers again, after 390 s"
+
+
+def test_a_handler_that_raises_and_an_interpreter_without_arguments_do_not_stop_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise RuntimeError(record)
+
+    monkeypatch.setattr(logging.getLogger("gpuenergyd"), "handlers", [Handler()])
+    monkeypatch.delattr(sys, "argv")
+    with FakeDaemon(tmp_path) as daemon:
+        for socket_path in (daemon.socket_path, str(tmp_path / "none"), "\0"):
+            with gpuenergyd.job(gpu_uuid="GPU-1", socket_path=socket_path) as job, job.iteration():
+                pass
+        registration = daemon.registrations.get(timeout=WAIT_LIMIT_S)
+
+    assert registration["job_name"] == "python"
+
+
+def test_what_prevents_joining_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    with gpuenergyd.job("a\nb", socket_path="a\nb\0") as job:
+        for _ in range(2):
+            with job.iteration():
+                pass
+
+    (record,) = caplog.records
+    assert "cannot join the daemon (ValueError('embedded null byte'))" in record.getMessage()
+    assert "\n" not in record.getMessage()

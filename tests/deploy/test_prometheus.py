@@ -10,20 +10,27 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from urllib.parse import quote
 from urllib.request import urlopen
 
 import pytest
 
-from gpuenergyd.daemon.api.metrics import metrics_text
-from tests.daemon.api.test_metrics import STATUS
+from gpuenergyd_otlp.prometheus import metrics_text
+from tests.plugins.otlp.test_prometheus import CARBON, GPU, JOB, STATUS, queries
 from tests.support.daemon_process import ROOT
 from tests.support.http_handler import QuietHandler
+from tests.support.sample_status import sample_status
 from tests.support.waiting import wait_until
 
 RULES = sorted((ROOT / "deploy" / "prometheus").glob("*.yaml"))
 METRICS = ROOT / "docs" / "reference" / "metrics.md"
 HEALTH_CHECKS = ROOT / "docs" / "how-to" / "health-checks.md"
 UNIT_TESTS = Path(__file__).with_name("prometheus_rules_test.yaml")
+RUNNING = {**STATUS, **sample_status(), "is_degraded": True}
+RUNNING["gpus"] = [{**GPU, **gpu, "switching": GPU["switching"]} for gpu in RUNNING["gpus"]]
+RUNNING["jobs"] = [{**JOB, **job, "carbon": CARBON} for job in RUNNING["jobs"]]
+"""A host with running jobs and a carbon zone."""
+GRAFANA_VARIABLES = {"$host": ".*", "$job": ".*", "$__rate_interval": "1m", "$__range": "1h"}
 
 
 def tool(name: str) -> str:
@@ -60,10 +67,10 @@ def test_the_query_that_leaves_out_our_clocks_is_tested_as_documented() -> None:
 
 
 class _Metrics(QuietHandler):
-    """Serves a status with a problem."""
+    """Serves the status of running jobs and a problem."""
 
     def do_GET(self) -> None:  # noqa: N802  the name that http.server calls
-        text = metrics_text({**STATUS, "is_degraded": True})
+        text = metrics_text(RUNNING)
         self.send_head(200, len(text), [("Content-Type", "text/plain; version=0.0.4")])
         self.wfile.write(text)
 
@@ -79,7 +86,7 @@ def exporter() -> Iterator[str]:
     server.server_close()
 
 
-def test_a_real_prometheus_loads_the_rules_and_evaluates_them(exporter: str, tmp_path: Path) -> None:
+def test_a_real_prometheus_evaluates_the_rules_and_every_query_of_the_dashboard(exporter: str, tmp_path: Path) -> None:
     prometheus = tool("prometheus")
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
@@ -96,6 +103,11 @@ def test_a_real_prometheus_loads_the_rules_and_evaluates_them(exporter: str, tmp
     def answer(path: str) -> Any:
         with urlopen(f"http://127.0.0.1:{port}/api/v1/{path}", timeout=60) as reply:
             return json.load(reply)["data"]
+
+    def has_data(query: str) -> bool:
+        for name, value in GRAFANA_VARIABLES.items():
+            query = query.replace(name, value)
+        return bool(answer(f"query?query={quote(query)}")["result"])
 
     def pending() -> set[str]:
         try:
@@ -115,6 +127,7 @@ def test_a_real_prometheus_loads_the_rules_and_evaluates_them(exporter: str, tmp
     )
     try:
         wait_until(lambda: "GpuenergydDegraded" in pending())
+        wait_until(lambda: all(map(has_data, queries())))  # rates need two scrapes
         rules = [rule for group in answer("rules")["groups"] for rule in group["rules"]]
         saved = answer("query?query=gpuenergyd_saved_power_watts")["result"]
     finally:
@@ -122,4 +135,4 @@ def test_a_real_prometheus_loads_the_rules_and_evaluates_them(exporter: str, tmp
         process.wait()
 
     assert [rule["lastError"] for rule in rules if rule.get("lastError")] == []
-    assert [float(sample["value"][1]) for sample in saved] == [40.5]
+    assert [float(sample["value"][1]) for sample in saved] == [RUNNING["watts_saved_w"]]

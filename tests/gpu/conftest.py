@@ -10,9 +10,11 @@ import pytest
 
 from gpuenergyd.gpu.drivers.nvml import NvmlHost
 from gpuenergyd_sim.driver.host import SimulatedHost
+from tests.support.daemon_process import DaemonProcess
 from tests.support.fake_nvml.control import FakeNvmlControl
 from tests.support.fake_nvml.library import build_library, compiler
 from tests.support.virtual_time import VirtualTime
+from tests.support.worker_site import Site, simulated_site
 
 
 @pytest.fixture
@@ -104,3 +106,21 @@ def nvml_host(nvml_world: NvmlWorld) -> Iterator[NvmlHost]:
     made = NvmlHost()
     yield made
     made.close()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, fake_nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DaemonProcess]:
+    """A daemon with the NVML driver, not started."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_nvml_library))
+    monkeypatch.setenv("GPUENERGYD_FAKE_NVML_WORLD", str(tmp_path / "world"))
+    made = DaemonProcess(tmp_path, overrides={"driver": "nvml", "mode": "control"})
+    yield made
+    if made.process is not None and made.process.poll() is None:
+        made.stop()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """Two simulated A100s held by this process; workers are ended afterwards."""
+    with simulated_site(tmp_path, 2) as made:
+        yield made

@@ -17,17 +17,6 @@ from tests.support.waiting import LIMIT_S, wait_until
 
 
 @pytest.fixture
-def daemon(tmp_path: Path, fake_nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DaemonProcess]:
-    """A daemon with the NVML driver, not started."""
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_nvml_library))
-    monkeypatch.setenv("GPUENERGYD_FAKE_NVML_WORLD", str(tmp_path / "world"))
-    made = DaemonProcess(tmp_path, overrides={"driver": "nvml", "mode": "control"})
-    yield made
-    if made.process is not None and made.process.poll() is None:
-        made.stop()
-
-
-@pytest.fixture
 def control(daemon: DaemonProcess) -> Iterator[FakeNvmlControl]:
     """The fault injector of the fake driver library."""
     with FakeNvmlControl(daemon.world_path) as made:

@@ -1,7 +1,5 @@
 """Foreign hands on a GPU under a running job: seen in status, metrics and history, and left as their owner set them."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,17 +10,6 @@ from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.support.daemon_process import DaemonProcess, training
 from tests.support.fake_nvml.control import FakeNvmlControl
 from tests.support.waiting import LIMIT_S, wait_until
-
-
-@pytest.fixture
-def daemon(tmp_path: Path, fake_nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DaemonProcess]:
-    """A daemon with the NVML driver, not started."""
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_nvml_library))
-    monkeypatch.setenv("GPUENERGYD_FAKE_NVML_WORLD", str(tmp_path / "world"))
-    made = DaemonProcess(tmp_path, overrides={"driver": "nvml", "mode": "control"})
-    yield made
-    if made.process is not None and made.process.poll() is None:
-        made.stop()
 
 
 def metrics(daemon: DaemonProcess) -> str:

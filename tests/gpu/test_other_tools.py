@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import threading
 import time
 from bisect import bisect
@@ -17,6 +16,7 @@ from gpuenergyd_sim.driver.device_parameters import A40, A100_SXM, V100_SXM2
 from gpuenergyd_sim.driver.host import SimulatedHost
 from gpuenergyd_sim.driver.world import create_world
 from tests.support.fake_nvml.control import FakeNvmlControl
+from tests.support.processes import finished
 from tests.support.tools_environment import KERNEL_TUNER, tools_environment
 from tests.support.waiting import LIMIT_S, wait_until
 
@@ -68,14 +68,7 @@ class Watch:
 
     def command(self, name: str, *arguments: str) -> str:
         """Run a tool and return its output."""
-        done = subprocess.run(
-            [str(self.bin_folder / name), *arguments],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=LIMIT_S,
-        )
+        done = finished([str(self.bin_folder / name), *arguments], env=self.environment, timeout=LIMIT_S)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -1,7 +1,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 
 from gpuenergyd_sim.driver.device_parameters import A100_SXM
 from tests.gpu.conftest import NvmlWorld
+from tests.support.processes import finished
 from tests.support.waiting import LIMIT_S
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "runs" / "real_gpu.py"
@@ -26,11 +26,9 @@ def test_it_only_reads() -> None:
 def test_it_measures_the_parameters_of_the_fake_driver(nvml_world: NvmlWorld) -> None:
     nvml_world.simulated.attach_process(nvml_world.gpus[0], os.getpid())
 
-    done = subprocess.run(
+    done = finished(
         [sys.executable, str(SCRIPT), "--seconds", "2", "--json"],
         env=nvml_world.environment(),
-        capture_output=True,
-        text=True,
         timeout=LIMIT_S,
         check=True,
     )

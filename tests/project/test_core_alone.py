@@ -60,6 +60,7 @@ def test_no_plugin_can_be_imported_and_commands_of_plugins_are_unknown(core_pyth
 
     refused = gpuenergyd(core_python, "demo")
     group_refused = gpuenergyd(core_python, "report", "--group-by", "state")
+    format_refused = gpuenergyd(core_python, "report", "--format", "html")
     listed = gpuenergyd(core_python, "--help")
 
     assert found.returncode == 0
@@ -67,7 +68,8 @@ def test_no_plugin_can_be_imported_and_commands_of_plugins_are_unknown(core_pyth
     assert refused.stderr.splitlines() == [
         "gpuenergyd: no command 'demo': its plugin gpuenergyd_sim is not installed",
     ]
-    assert group_refused.returncode == 2
+    assert (format_refused.returncode, group_refused.returncode) == (2, 2)
+    assert format_refused.stderr == "gpuenergyd: --format html: its plugin gpuenergyd_formats is not installed\n"
     (reason,) = group_refused.stderr.splitlines()
     assert reason.endswith(
         "valid: one of job, training, user, host, gpu, day, month, tag, or two of them, such as user,month"

@@ -65,7 +65,9 @@ def test_every_count_has_a_singular() -> None:
     assert len(found) > 500
 
 
-@pytest.mark.parametrize("template", sorted((ROOT / "gpuenergyd/report/templates").glob("*.j2")), ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "template", sorted((ROOT / "plugins/gpuenergyd_formats/templates").glob("*.j2")), ids=lambda p: p.name
+)
 def test_every_count_of_a_page_has_a_singular(template: Path) -> None:
     assert re.findall(rf"\}}{_PLURAL}", template.read_text()) == []
 

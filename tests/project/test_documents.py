@@ -18,19 +18,19 @@ import pytest
 from docs.site.entry_points import GROUPS, offered_entry_points
 from docs.site.generated import renderers
 from docs.site.house_map import PYTHON_PATH
+from docs.site.manual.command_tree import described_commands
 from docs.site.metrics import exported_families
 from docs.site.python_api import public_modules
 from docs.site.screenshots import WIDTHS
-from gpuenergyd.cli.help.command_tree import described_commands
 from gpuenergyd.client.connection import HttpConnection
 from gpuenergyd.daemon.api.openapi import api_description
 from gpuenergyd.daemon.host_services import host_services
 from gpuenergyd.daemon.settings import Settings, load_settings
-from gpuenergyd.wire.instance_json import parse_instance
-from gpuenergyd.wire.profile_csv import parse_profile_table
-from gpuenergyd.wire.profile_files import parse_order, read_waiting_power_file
 from gpuenergyd_carbon.signal_file import SignalFile
 from gpuenergyd_fleet.event_input import events_of_file
+from gpuenergyd_plan.profiles.instance_json import parse_instance
+from gpuenergyd_plan.profiles.profile_csv import parse_profile_table
+from gpuenergyd_plan.profiles.profile_files import parse_order, read_waiting_power_file
 from gpuenergyd_policies.planning.frequency_file import FrequencyFile
 from gpuenergyd_power.schedule_file import read_schedule
 from tests.support.chromium import CHROMIUM, Page, in_browser

@@ -13,18 +13,16 @@ from typing import Any
 import pytest
 
 from docs.site.house_map import PACKAGES, ROOT
+from tests.support.processes import finished
 
 
 def lint_imports(checkout: Path) -> subprocess.CompletedProcess[str]:
     """Run import-linter on a checkout as `make layers` does."""
     sources = [str((checkout / source).parent) for source in PACKAGES]
-    return subprocess.run(
+    return finished(
         [str(Path(sys.executable).parent / "lint-imports"), "--no-logo", "--no-cache"],
         cwd=checkout,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sources), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
 

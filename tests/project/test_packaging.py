@@ -21,6 +21,7 @@ from gpuenergyd_prove.folder import VERDICT
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
 from tests.plugins.prove.tampering import edited_energy, proved
 from tests.plugins.prove.virtual_training import VirtualTraining
+from tests.support.processes import finished
 from tests.support.sample_history import write_sample_history
 from tests.support.waiting import LIMIT_S
 
@@ -84,14 +85,7 @@ def gpuenergyd(programs: Path, *arguments: str, **variables: str) -> subprocess.
 
 def run_installed(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python outside the checkout, with the installed wheel in front of it."""
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=installed,
-        env={**os.environ, "PYTHONPATH": str(installed)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return finished([sys.executable, *arguments], cwd=installed, env={**os.environ, "PYTHONPATH": str(installed)})
 
 
 def files(source: Path) -> set[str]:
@@ -247,7 +241,7 @@ def test_a_stranger_checks_a_proof_without_network_home_or_checkout(installed: P
 
 
 def test_the_wheel_contains_the_page_templates(installed: Path) -> None:
-    program = "from jinja2 import PackageLoader; print(*PackageLoader('gpuenergyd.report').list_templates())"
+    program = "from jinja2 import PackageLoader; print(*PackageLoader('gpuenergyd_formats').list_templates())"
 
     result = run_installed(installed, "-c", program)
 

@@ -13,7 +13,6 @@ from rich.console import Console
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.report.job import JobReport, job_reports
-from gpuenergyd.report.page import report_page
 from gpuenergyd.report.terminal import live, status_lines
 from gpuenergyd.report.terminal.tables import job_table, jobs_table
 from gpuenergyd.store import History, IterationRow, open_history
@@ -25,6 +24,7 @@ from gpuenergyd.store.records import (
     JobRecord,
     JobResumedRecord,
 )
+from gpuenergyd_formats.page import report_page
 from tests.support.sample_history import write_sample_history
 from tests.support.sample_status import sample_status
 from tests.support.stored_history import write_records

@@ -16,7 +16,6 @@ import pytest
 from gpuenergyd.cli.main import run
 from gpuenergyd.core.carbon.intensity import EmissionFactor, IntensityBasis, SampleStatus, SignalKind
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.daemon.api.metrics import metrics_text
 from gpuenergyd.quantities.energy_use import NO_ENERGY
 from gpuenergyd.report.formatting import cost_text, energy_text, grams_text
 from gpuenergyd.store.records import (
@@ -32,7 +31,8 @@ from gpuenergyd.store.records import (
 )
 from gpuenergyd_carbon.job_views import carbon_figures
 from gpuenergyd_carbon.service import RunningEmissions
-from tests.daemon.api.test_metrics import STATUS
+from gpuenergyd_otlp.prometheus import metrics_text
+from tests.plugins.otlp.test_prometheus import STATUS
 from tests.support.sample_history import write_sample_history
 from tests.support.stored_history import write_records
 

@@ -65,6 +65,8 @@ def test_others_cannot_read_the_history_nor_its_log(path: Path, before: int | No
 def test_the_error_for_a_missing_file_names_its_path(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"no history at .*absent\.sqlite3"):
         open_history(tmp_path / "absent.sqlite3")
+    with pytest.raises(StoreError, match=r"cannot read the history .*: File name too long"):
+        open_history(tmp_path / ("long" * 99))
 
 
 def test_a_file_that_is_not_a_database_is_rejected(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
 from gpuenergyd.daemon.host_services import HostParts, host_services
 from gpuenergyd.daemon.jobs.operators import JobFits, Operators, OrderFile
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
-from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
 from gpuenergyd.daemon.manual_leases.releases import GpuReleases
 from gpuenergyd.daemon.processes.launch import PolicyChannel
@@ -58,10 +57,7 @@ def server_of(stage: Stage, folder: Path, *, status: Callable[[], Mapping[str, A
     parts = parts_of(stage, load_settings(state_dir=folder), capped=CappedWorker(worker, stage.gpus))
     return Server(
         stage.jobs,
-        ManualChanges(
-            AdministratorLeases(leases, stage.gpus, worker),
-            GpuReleases(worker, stage.gpus, stage.history, stage.jobs.spawn),
-        ),
+        ManualChanges(worker, leases, GpuReleases(worker, stage.gpus, stage.history, stage.jobs.spawn)),
         PipelineMembers(stage.jobs),
         Operators(stage.jobs, any_policy, lambda _: None, OrderFile(folder / "orders.json")),
         JobFits(stage.jobs, no_policy, lambda _: None),

@@ -20,7 +20,7 @@ import msgspec
 import pytest
 
 from tests.support.daemon_process import ROOT, DaemonProcess
-from tests.support.processes import child_pids
+from tests.support.processes import child_pids, finished
 from tests.support.waiting import LIMIT_S
 
 SOCKET = "/run/gpuenergyd/gpuenergyd.sock"
@@ -47,12 +47,7 @@ def needs_bubblewrap() -> None:
     for command, package in (("bwrap", "bubblewrap"), ("setpriv", "util-linux"), ("unshare", "util-linux")):
         if shutil.which(command) is None:
             pytest.skip(f"no {command} here: install the Debian package {package}")
-    tried = subprocess.run(
-        [*_as_user(65534), "bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    tried = finished([*_as_user(65534), "bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"])
     if tried.returncode != 0:
         pytest.skip(f"users may not start containers here: {tried.stderr.strip()}")
 

@@ -21,10 +21,11 @@ from tools.release.advisories import Pin, read_pins
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".frameworks"
 PACKAGES = {
-    "lightning": ("lightning", "tensorboard"),
+    "lightning": ("lightning", "mlflow-skinny", "tensorboard", "wandb"),
     "huggingface": (
         "accelerate",
         "ipykernel",
+        "matplotlib",
         "mlflow-skinny",
         "nbclient",
         "pandas",

@@ -15,6 +15,7 @@ from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.jobs.clock_requests import Admission
 from gpuenergyd.daemon.jobs.registry import Jobs
+from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.processes.plugins import PolicyNames
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
@@ -24,12 +25,10 @@ from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.gpu.link.messages import LeaseOwner
 from gpuenergyd.gpu.restore.executor import RestoreOutcome, RestoreResult
 from gpuenergyd.gpu.restore.journal import Control
-from gpuenergyd.store.records import (
-    ControlEventRecord,
-    Record,
-)
+from gpuenergyd.store.records import ControlEventRecord, Record
 from gpuenergyd.wire.clock_request import RankClockRequest
 from gpuenergyd.wire.messages import IterationReport, PlanSlice, RankRegistration
+from tests.support.closing import AT_END, close_all
 from tests.support.worker_link import WorkerByMethods
 
 CLOCKS_MHZ = (1410, 1200, 900)
@@ -167,7 +166,7 @@ def plan(plan_id: str, clock_mhz: int, purpose: PlanPurpose = PlanPurpose.TUNED)
 
 
 class Stage:
-    """Two ranks of one job in this process, on two GPUs, with faked services."""
+    """Two ranks of one job in this process, on two GPUs, with faked services; the end of the test ends the job."""
 
     def __init__(self, *answers: ClockPlan | PolicyFailure, is_observing: bool = False) -> None:
         self.worker, self.policy, self.history = FakeWorker(), FakePolicy(list(answers)), FakeHistory()
@@ -212,6 +211,7 @@ class Stage:
         self.tokens: list[str] = []
         self.next_index = 0
         self.sequence = 0
+        AT_END.append(lambda: self.jobs.close("the test is over"))
 
     def join(self) -> str:
         """Register both ranks; return the job's id."""
@@ -231,6 +231,13 @@ class Stage:
             self.next_index += 1
             await settle()
         return given
+
+    async def begin(self, *, times: int = 1) -> JobRunner:
+        """Register all ranks and report iterations; return the only job."""
+        self.join()
+        await self.iterate(times=times)
+        (runner,) = self.jobs
+        return runner
 
     def send(self, *, pp_rank: int = 0, clock_mhz: int = 1200, plan_epoch: int) -> Admission:
         """Send a clock request as one rank."""
@@ -299,6 +306,9 @@ def play(scenario: Callable[[], Awaitable[None]]) -> None:
     """Run a scenario on an event loop of its own."""
 
     async def run() -> None:
-        await scenario()
+        try:
+            await scenario()
+        finally:
+            await close_all()
 
     asyncio.run(run())

@@ -31,11 +31,7 @@ from gpuenergyd.core.measurement.observation import (
     RankEnergy,
     TimeAtClock,
 )
-from gpuenergyd.core.pipeline.graph import (
-    InstructionKind,
-    dependency_graph,
-    one_forward_one_backward,
-)
+from gpuenergyd.core.pipeline.graph import InstructionKind, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.pipeline.timeline import makespan_s
 from gpuenergyd.core.policy_api.policy import JobView

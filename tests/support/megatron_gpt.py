@@ -57,9 +57,7 @@ def replace_cuda_calls_of_experts() -> None:
 
 def gpt_config(*, num_layers: int, **settings: Any) -> Any:
     """Return the configuration of a small GPT, every layer of which has experts on two ranks."""
-    from megatron.core.transformer.transformer_config import (  # type: ignore[import-not-found]  # noqa: PLC0415
-        TransformerConfig,
-    )
+    from megatron.core.transformer.transformer_config import TransformerConfig  # type: ignore[import-not-found]  # noqa: PLC0415
 
     return TransformerConfig(
         num_layers=num_layers,
@@ -85,9 +83,7 @@ def gpt_config(*, num_layers: int, **settings: Any) -> Any:
 
 def make_gpt_chunk(config: Any, state: Any, gpu: Work, vp_stage: int | None) -> Any:
     """Return the layers of one virtual stage."""
-    from megatron.core.models.gpt.gpt_layer_specs import (  # type: ignore[import-not-found]  # noqa: PLC0415
-        get_gpt_layer_local_spec,
-    )
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # type: ignore[import-not-found]  # noqa: PLC0415
     from megatron.core.models.gpt.gpt_model import GPTModel  # type: ignore[import-not-found]  # noqa: PLC0415
 
     pp_rank, pp_size = state.get_pipeline_model_parallel_rank(), state.get_pipeline_model_parallel_world_size()

@@ -30,13 +30,7 @@ from tests.support.megatron_gpt import (
     replace_cuda_calls_of_experts,
     token_batches,
 )
-from tests.support.megatron_stages import (
-    bare_config,
-    batches,
-    forward_step,
-    make_stage,
-    replace_cuda_calls,
-)
+from tests.support.megatron_stages import bare_config, batches, forward_step, make_stage, replace_cuda_calls
 from tests.support.stage_gpu import StageGpu, StepRecord
 
 _LAST_RANK_RATIO = 1.3
@@ -87,9 +81,7 @@ class MegatronTraining:
         host_index, gpu_index = divmod(rank, per_host)
         os.environ.update(LOCAL_WORLD_SIZE=str(per_host), WORLD_SIZE=str(self.num_ranks), RANK=str(rank))
         import megatron.core.parallel_state as state  # type: ignore[import-not-found]  # noqa: PLC0415  after that
-        from megatron.core.pipeline_parallel.schedules import (  # type: ignore[import-not-found]  # noqa: PLC0415
-            get_forward_backward_func,
-        )
+        from megatron.core.pipeline_parallel.schedules import get_forward_backward_func  # type: ignore[import-not-found]  # noqa: PLC0415
 
         state.initialize_model_parallel(
             tensor_model_parallel_size=self.tp,

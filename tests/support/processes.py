@@ -1,6 +1,14 @@
-"""Lists children and threads of processes that may end at any moment."""
+"""Runs programs to their end, and lists children and threads of processes that may end at any moment."""
 
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+
+def finished(command: Sequence[str | Path], *, check: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Return a program that has ended, with its output as text."""
+    return subprocess.run(command, capture_output=True, text=True, check=check, **options)
 
 
 def child_pids(pid: int) -> list[int]:

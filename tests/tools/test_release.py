@@ -15,8 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from docs.site.manual.manual_pages import manual_pages
 from gpuenergyd import __version__
-from gpuenergyd.cli.help.manual_pages import manual_pages
 from gpuenergyd_install.installation import compile_command
 from tools.release.audit import audit_offline, read_report
 from tools.release.build import build_packages, digest

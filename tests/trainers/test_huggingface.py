@@ -1,5 +1,6 @@
 """The Hugging Face Trainer with the callback, and a loop under Accelerate; requires both packages."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,10 @@ import gpuenergyd  # noqa: E402  after the skips
 from gpuenergyd_trainers.huggingface import gpuenergy_callback  # noqa: E402
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon  # noqa: E402
 from tests.trainers.example_runs import check_example  # noqa: E402
-from tests.trainers.tracker_files import SCALARS  # noqa: E402
+from tests.trainers.tracker_files import SCALARS, WITHOUT_NETWORK  # noqa: E402
 from tests.trainers.unchanged_programs import check_one_process_joined  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
-
-
-WITHOUT_NETWORK = {
-    "TENSORBOARD_LOGGING_DIR": "{folder}/board",
-    "MLFLOW_TRACKING_URI": "sqlite:///{folder}/mlflow.db",
-    "WANDB_MODE": "offline",
-    "WANDB_DIR": "{folder}",
-    "WANDB_CONSOLE": "off",
-    "TRACKIO_DIR": "{folder}/trackio",
-}
-"""Settings by which each tracker stores its records in a folder."""
 
 
 def train(folder: Path, callbacks: list[Any], trackers: tuple[str, ...] = ()) -> list[str]:
@@ -92,7 +82,13 @@ def test_trackers_show_the_measured_figures_of_the_job(
 ) -> None:
     for name, value in WITHOUT_NETWORK.items():
         monkeypatch.setenv(name, value.format(folder=tmp_path))
+    # TRL has imported Trackio, which reads its folder when it is imported.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
+        monkeypatch.delitem(sys.modules, name)
     pytest.importorskip(tracker)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("trackio") and hasattr(module, "TRACKIO_DIR"):  # trl imports it before the folder is set
+            monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
     reports: list[dict[str, Any]] = []
     with FakeDaemon(tmp_path) as daemon:
         daemon.figures = {"figures": {"phase": "tuned", "power_w": 290.0, "energy_j": 7.2e6}}  # type: ignore[dict-item]  # the other figures are numbers

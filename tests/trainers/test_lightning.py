@@ -12,7 +12,7 @@ lightning = pytest.importorskip("lightning.pytorch")
 from gpuenergyd_trainers.lightning import gpuenergy_callback  # noqa: E402  after the skips
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon  # noqa: E402
 from tests.trainers.example_runs import check_example  # noqa: E402
-from tests.trainers.tracker_files import tensorboard_scalars  # noqa: E402
+from tests.trainers.tracker_files import SCALARS, WITHOUT_NETWORK  # noqa: E402
 from tests.trainers.unchanged_programs import check_one_process_joined  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
@@ -100,15 +100,27 @@ def test_batches_are_iterations_and_validation_ends_the_one_before(tmp_path: Pat
     assert was_last == [False, False, False, True] * 2
 
 
-def test_loggers_show_the_measured_figures_of_the_job(tmp_path: Path) -> None:
-    logger = importlib.import_module("lightning.pytorch.loggers").TensorBoardLogger(str(tmp_path / "board"))
+@pytest.mark.parametrize(
+    ("tracker", "logger_class", "options"),
+    [
+        ("tensorboard", "TensorBoardLogger", {"save_dir": "{folder}/board"}),
+        ("mlflow", "MLFlowLogger", {"tracking_uri": "sqlite:///{folder}/mlflow.db"}),
+        ("wandb", "WandbLogger", {"save_dir": "{folder}"}),
+    ],
+)
+def test_loggers_show_the_measured_figures_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: str, logger_class: str, options: dict[str, str]
+) -> None:
+    for name, value in WITHOUT_NETWORK.items():
+        monkeypatch.setenv(name, value.format(folder=tmp_path))
+    options = {name: value.format(folder=tmp_path) for name, value in options.items()}
+    logger = getattr(importlib.import_module("lightning.pytorch.loggers"), logger_class)(**options)
     with FakeDaemon(tmp_path) as daemon:
         daemon.figures = {"figures": {"phase": "baseline", "power_w": 290.0}}  # type: ignore[dict-item]  # the other figures are numbers
         ours = gpuenergy_callback("image-model", gpu_uuid="GPU-1", socket_path=daemon.socket_path, phases=False)
         fit(tmp_path, [ours, Pace(daemon).callback()], logger=logger)
 
-    scalars = tensorboard_scalars(tmp_path / "board")
-    ours_only = {name: value for name, value in scalars.items() if "gpuenergyd" in name}
+    ours_only = {name: value for name, value in SCALARS[tracker](tmp_path).items() if "gpuenergyd" in name}
     assert ours_only == {"gpuenergyd/power_w": 290.0, "gpuenergyd/state": 2}
 
 

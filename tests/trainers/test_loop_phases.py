@@ -10,7 +10,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,12 +81,6 @@ class _Timed(torch.nn.Module):  # type: ignore[name-defined, misc]  # as above
 @pytest.fixture
 def gpu() -> Gpu:
     return Gpu(VirtualDevice())
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
-    with FakeDaemon(tmp_path) as running:
-        yield running
 
 
 def joined(daemon: FakeDaemon, gpu: Gpu, **options: Any) -> LoopJob:

@@ -71,9 +71,7 @@ class CountingTimers:
 def train(rank: int, socket_path: str | None, num_tp_ranks: int = 1, evaluates_with_gradients: bool = True) -> Any:  # noqa: FBT001, FBT002  passed on by position
     replace_cuda_calls()
     import megatron.core.parallel_state as state  # type: ignore[import-not-found]  # noqa: PLC0415  after the replacing
-    from megatron.core.pipeline_parallel.schedules import (  # type: ignore[import-not-found]  # noqa: PLC0415
-        forward_backward_pipelining_without_interleaving as run_step,
-    )
+    from megatron.core.pipeline_parallel.schedules import forward_backward_pipelining_without_interleaving as run_step  # type: ignore[import-not-found]  # noqa: PLC0415
 
     state.initialize_model_parallel(tensor_model_parallel_size=num_tp_ranks, pipeline_model_parallel_size=NUM_RANKS)
     config = bare_config(

@@ -44,13 +44,8 @@ def config_of(pp: int, chunks: int, group: int, *, is_combined: bool, overlaps_p
 
 def megatrons_order(pp: int, rank: int, sizes: tuple[int, int, int], *, is_combined: bool) -> list[int]:
     """Return chunks in the order that Megatron's own functions give: c + 1 for a forward, -c - 1 for a backward."""
-    from megatron.core.pipeline_parallel.schedules import (  # type: ignore[import-not-found]  # noqa: PLC0415
-        get_pp_rank_microbatches,
-        get_schedule_table,
-    )
-    from megatron.core.transformer.cuda_graphs import (  # type: ignore[import-not-found]  # noqa: PLC0415
-        convert_schedule_table_to_order,
-    )
+    from megatron.core.pipeline_parallel.schedules import get_pp_rank_microbatches, get_schedule_table  # type: ignore[import-not-found]  # noqa: PLC0415
+    from megatron.core.transformer.cuda_graphs import convert_schedule_table_to_order  # type: ignore[import-not-found]  # noqa: PLC0415
 
     microbatches, chunks, group = sizes
     pipeline = SimpleNamespace(

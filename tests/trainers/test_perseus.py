@@ -19,7 +19,7 @@ from zeus.optimizer.pipeline_frequency.server.scheduler import PointSolution
 
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, one_forward_one_backward
 from gpuenergyd.core.pipeline.profile import WORD_OF_KIND, ClockOption
-from gpuenergyd.wire.profile_files import ProfileTable, read_pipeline_file
+from gpuenergyd_plan.profiles.profile_files import ProfileTable, read_pipeline_file
 from tests.plugins.plan.invocation import plan_figures, write_table
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]

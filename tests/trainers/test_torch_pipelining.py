@@ -1,7 +1,6 @@
 """An attached torch pipeline on four gloo processes: order, losses, plans, detaching, failures."""
 
 import queue
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,12 +31,6 @@ pytestmark = pytest.mark.torch
 NUM_RANKS = 4
 NUM_MICROBATCHES = 6
 SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
-    with FakeDaemon(tmp_path) as fake:
-        yield fake
 
 
 class Training:

@@ -1,6 +1,5 @@
 """Events in a training run: recomputation, gradient accumulation, evaluation, failure, detaching."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,6 @@ LIFE = (STEP, STEP, STEP, STEP, ACCUMULATE, STEP, EVALUATE, STEP, STEP, FAIL, ST
 REPORTED = {"1f1b": [0, 1, 2, 3, 4, 5, 7, 8], "interleaved": [1, 2, 3, 4, 5, 7, 8]}
 AFTER_FAILURE = LIFE.index(FAIL) + 2
 """The first iteration after the failed one; no report is sent at its begin."""
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
-    with FakeDaemon(tmp_path) as fake:
-        yield fake
 
 
 def recompute_in_backward(stage: Any) -> None:

@@ -3,7 +3,6 @@
 So have programs that run the instructions by functions of their own, as torchtitan's graph pipelines do.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,6 @@ NUM_MICROBATCHES = 8
 NUM_STEPS = 4
 V_SHAPED = ("zbv", "dualpipev")
 SCHEDULES = ("interleaved", "looped-bfs", "interleaved-zb", *V_SHAPED)
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
-    with FakeDaemon(tmp_path) as fake:
-        yield fake
 
 
 def train(rank: int, schedule_name: str, socket_path: str | None, functions: str = "torch's own") -> Any:

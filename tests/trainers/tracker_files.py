@@ -2,10 +2,21 @@
 
 import importlib
 import json
-import struct
-from collections.abc import Callable, Iterator, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+WITHOUT_NETWORK = {
+    "TENSORBOARD_LOGGING_DIR": "{folder}/board",
+    "MLFLOW_TRACKING_URI": "sqlite:///{folder}/mlflow.db",
+    "WANDB_MODE": "offline",
+    "WANDB_DIR": "{folder}",
+    "WANDB_CONSOLE": "off",
+    "TRACKIO_DIR": "{folder}/trackio",
+}
+"""Settings by which each tracker stores its records in a folder."""
 
 
 def tensorboard_scalars(folder: Path) -> dict[str, float]:
@@ -33,35 +44,11 @@ def wandb_scalars(folder: Path) -> dict[str, float]:
     wandb: Any = importlib.import_module("wandb")
     wandb.finish()
     wandb.teardown()
-    messages = importlib.import_module("wandb.proto.wandb_internal_pb2")
     (path,) = folder.rglob("run-*.wandb")
-    found: dict[str, float] = {}
-    for data in _leveldb_records(path.read_bytes()):
-        for item in messages.Record.FromString(data).history.item:
-            value = json.loads(item.value_json)
-            if isinstance(value, int | float):
-                found[item.key or ".".join(item.nested_key)] = value
-    return found
-
-
-def _leveldb_records(data: bytes) -> Iterator[bytes]:
-    """Yield the records of W&B's file: its header, then LevelDB's log format, which its package writes but cannot read.
-
-    Each block has chunks of checksum (4 bytes), length (2) and kind (1: full, 2: first, 3: middle, 4: last).
-    """
-    header_bytes, chunk_header_bytes, block_bytes = 7, 7, 32768
-    position, record = header_bytes, b""
-    while position + chunk_header_bytes <= len(data):
-        left = block_bytes - position % block_bytes
-        if left < chunk_header_bytes:
-            position += left
-            continue
-        _, length, kind = struct.unpack_from("<IHB", data, position)
-        position += chunk_header_bytes + length
-        record += data[position - length : position]
-        if kind in {1, 4}:
-            yield record
-            record = b""
+    program = Path(sys.executable).with_name("wandb")
+    inspect: list[str | Path] = [program, "leet", "inspect", "--summary", "--json", path]
+    summary = json.loads(subprocess.run(inspect, capture_output=True, check=True).stdout)["summary"]
+    return {name: value for name, value in summary.items() if isinstance(value, int | float)}
 
 
 def trackio_scalars(_folder: Path) -> dict[str, float]:

@@ -4,7 +4,6 @@ Only the run that joins needs a new interpreter, whose imports are hooked.
 """
 
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 
 from gpuenergyd_trainers.autostart.launching import launch_environment
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon
+from tests.support.processes import finished
 from tests.trainers.forked_programs import run_forked
 
 RUN_LIMIT_S = 400.0
@@ -47,15 +47,7 @@ def run_unchanged(
         hooked = launch_environment(
             {**environ, "GPUENERGYD_SOCKET": daemon.socket_path, "GPUENERGYD_GPU_UUID": gpu_uuids}
         )
-        done = subprocess.run(
-            [sys.executable, *launcher, str(script)],
-            env=hooked,
-            cwd=with_us,
-            capture_output=True,
-            text=True,
-            timeout=RUN_LIMIT_S,
-            check=False,
-        )
+        done = finished([sys.executable, *launcher, str(script)], env=hooked, cwd=with_us, timeout=RUN_LIMIT_S)
         assert done.returncode == 0, done.stderr
         registrations = [daemon.registrations.get(timeout=WAIT_LIMIT_S) for _ in range(num_joining)]
         reports = [daemon.reports.get_nowait() for _ in range(daemon.reports.qsize())]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from docs.site.manual.manual_pages import manual_pages, section_folder
 from gpuenergyd import __version__
-from gpuenergyd.cli.help.manual_pages import manual_pages, section_folder
 from gpuenergyd_install.installation import files_to_install
 from tools.release.build import ROOT
 

@@ -5,7 +5,6 @@ together and use the same clock. The graph may be captured before or later. A pi
 `torch_pipelining.attach` gets more: a timetable of clocks for each replay, see docs/how-to/captured-graphs.md.
 """
 
-import logging
 import os
 from typing import Any
 
@@ -16,9 +15,10 @@ from gpuenergyd.client.timing.cuda import loaded_cuda_device
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.event_device import EventDevice
 from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
+from gpuenergyd.log_lines import safe_logger
 from gpuenergyd_trainers.joining.attached import AttachedObjects
 
-logger = logging.getLogger("gpuenergyd.trainers")
+logger = safe_logger("gpuenergyd.trainers")
 
 
 class GraphHandle:

@@ -27,13 +27,13 @@ class _Hooks:
     def __init__(self, job: str | None = None, *, price_per_kwh: float | None = None, **options: Any) -> None:
         super().__init__()
         self._price_per_kwh = price_per_kwh
-        self._tokens_seen = 0
+        self._tokens_seen, self._num_processes = 0, 1
         self._has_rollouts = False
         self._awaits_inputs = False
         self._marks = StepMarks(job, **options)
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, **__: Any) -> None:
-        self._tokens_seen = state.num_input_tokens_seen
+        self._tokens_seen, self._num_processes = state.num_input_tokens_seen, find_rank()[1]
         self._has_rollouts = _watch_rollouts(args)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
@@ -60,14 +60,15 @@ class _Hooks:
     def _num_tokens(self, state: Any) -> int | None:
         """Return this process's share of a step's tokens; None if `include_num_input_tokens_seen` is not set."""
         before, self._tokens_seen = self._tokens_seen, state.num_input_tokens_seen
-        return round((self._tokens_seen - before) / find_rank()[1]) or None
+        return round((self._tokens_seen - before) / self._num_processes) or None
 
     def add_figures(self, state: Any, logs: dict[str, Any]) -> None:
         """Add the job's figures to what the Trainer logs of its training."""
         if "loss" in logs or "train_loss" in logs:
             figures = self._marks.numbers(self._price_per_kwh)
             logs.update(figures)
-            state.log_history[-1:] = [{**state.log_history[-1], **figures}] if state.log_history else []
+            for entry in state.log_history[-1:]:
+                entry.update(figures)
 
     def on_epoch_end(self, *_: Any, **__: Any) -> None:
         self._marks.pause()

@@ -32,7 +32,7 @@ class _Hooks:
             self._log_from_step = step + trainer.log_every_n_steps
             if figures := self._marks.numbers(self._price_per_kwh):
                 for logger in trainer.loggers:
-                    logger.log_metrics(figures, step=step)
+                    logger.log_metrics(dict(figures), step=step)
 
     def on_validation_start(self, *_: Any, **__: Any) -> None:
         self._marks.pause()

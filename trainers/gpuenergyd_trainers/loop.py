@@ -3,7 +3,6 @@
 Loops that mark no iterations are joined by `gpuenergyd run`, which finds the iterations from optimizer steps.
 """
 
-import logging
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -16,8 +15,10 @@ from gpuenergyd.client.phases.step_cycle import STEPS_WITHOUT_CYCLE, StepCycle, 
 from gpuenergyd.client.rank import has_clients
 from gpuenergyd.client.run_mark import delete_mark, record_obstacle
 from gpuenergyd.count_text import count_text
+from gpuenergyd.log_lines import safe_logger
+from gpuenergyd.wire.messages import JobFigures
 
-logger = logging.getLogger("gpuenergyd.trainers")
+logger = safe_logger("gpuenergyd.trainers")
 
 T = TypeVar("T")
 _STEPS_BEFORE_JOINING = 2
@@ -77,6 +78,8 @@ class StepMarks:
             phases=phases,
         )
         self._iteration: AbstractContextManager[None] | None = None
+        self._figures: JobFigures | None = None
+        self._numbers: dict[str, float] = {}
 
     def begin(self) -> None:
         """Begin an iteration; an earlier one that did not end is discarded."""
@@ -92,8 +95,12 @@ class StepMarks:
             iteration.__exit__(None, None, None)
 
     def numbers(self, price_per_kwh: float | None) -> dict[str, float]:
-        """Return the measured figures of the job that a tracker can draw."""
-        return numbers_of(self._job.metrics(price_per_kwh=price_per_kwh))
+        """Return the measured figures of the job that a tracker can draw; the same object until newer ones arrive."""
+        figures = self._job.figures
+        if figures is not self._figures:
+            self._figures = figures
+            self._numbers = numbers_of(figures, price_per_kwh=price_per_kwh)
+        return self._numbers
 
     def pause(self) -> None:
         """Suspend the job, e.g. for an evaluation or a checkpoint."""

@@ -8,18 +8,18 @@ keep the sequence in which the gradients of each parameter are accumulated (`gpu
 """
 
 import inspect
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from gpuenergyd.log_lines import safe_logger
 from gpuenergyd.wire.messages import OrderRow
 from gpuenergyd_trainers.joining.handle import Call
 from gpuenergyd_trainers.joining.place import Place
 
-logger = logging.getLogger("gpuenergyd.trainers")
+logger = safe_logger("gpuenergyd.trainers")
 
 _SCHEDULE_CALLS: Mapping[str, tuple[int, tuple[str, ...]]] = {
     "_step_microbatches": (0, ()),

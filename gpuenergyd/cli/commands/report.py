@@ -11,6 +11,12 @@ from gpuenergyd.report.group_keys import GroupBy, parse_group_keys
 from gpuenergyd.report.plugin_groups import plugin_groups
 
 
+def _format_names() -> list[str]:
+    from gpuenergyd.report.plugin_formats import format_names  # noqa: PLC0415  start fast
+
+    return [*Format, *format_names()]
+
+
 def report(  # noqa: PLR0913  each option is a parameter
     *,
     since: Annotated[
@@ -52,8 +58,14 @@ def report(  # noqa: PLR0913  each option is a parameter
         ),
     ] = None,
     output_format: Annotated[
-        Format, typer.Option("--format", metavar="table|json|csv|html|trace|spdx|model-card", help="Output format.")
-    ] = Format.TABLE,
+        str,
+        typer.Option(
+            "--format",
+            metavar="table|json|csv|html|trace|spdx|model-card",
+            help="Output format.",
+            autocompletion=_format_names,
+        ),
+    ] = Format.TABLE.value,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write to a file instead of stdout.")] = None,
     database: DatabaseOption = None,
     as_json: JsonOption = False,

@@ -1,14 +1,15 @@
 """Reads the history and writes the report of `gpuenergyd report`; slow imports are inside functions, to start fast."""
 
+import os
 import re
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any
 
-from gpuenergyd import __version__
 from gpuenergyd.cli.output import json_text, people_console
 from gpuenergyd.errors import GpuEnergyError, StoreError, UsageError
 from gpuenergyd.report.group_keys import WITHOUT_JOBS, GroupBy
@@ -32,18 +33,11 @@ _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 class Format(StrEnum):
-    """Output format of a report."""
+    """Output formats of reports of any group; plugins have further ones, of reports by job."""
 
     TABLE = "table"
     JSON = "json"
     CSV = "csv"
-    HTML = "html"
-    TRACE = "trace"
-    """Trace Event Format, which Perfetto shows."""
-    SPDX = "spdx"
-    """SPDX 3 with the AI profile: training energy for a model's bill of materials."""
-    MODEL_CARD = "model-card"
-    """Emissions as metadata of a Hugging Face model card."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +56,13 @@ class ReportRequest:
     currency: str | None = None
     tariff: Path | None = None
     pue: float | None = None
-    output_format: Format = Format.TABLE
+    output_format: str = Format.TABLE
     out: Path | None = None
     database: str | None = None
     as_json: bool = False
 
     @property
-    def written_as(self) -> Format:
+    def written_as(self) -> str:
         """The output format; --json is short for --format json."""
         return Format.JSON if self.as_json else self.output_format
 
@@ -118,32 +112,13 @@ def write_report(request: ReportRequest) -> int:
                 from gpuenergyd.report.csv_table import csv_text  # noqa: PLC0415  only CSV needs it
 
                 text = csv_text(rows)
-            case Format.HTML:
-                from gpuenergyd.report.page import report_page  # noqa: PLC0415  Jinja2, only HTML needs it
+            case name:
+                from gpuenergyd.report.plugin_formats import ReportedJobs, plugin_format  # noqa: PLC0415  as above
 
-                tables = _plugin_tables(database, begin, end) if job is None else ()
-                text = report_page(history, reports, made_at=now.astimezone(), tables=tables)
-            case Format.TRACE | Format.SPDX | Format.MODEL_CARD:
-                text = _text_of_job(request.written_as, history, reports, now)
-            case _:
-                assert_never(request.written_as)
+                tables = partial(_plugin_tables, database, begin, end) if job is None else tuple
+                jobs = ReportedJobs(history=history, reports=reports, made_at=now.astimezone(), tables=tables)
+                text = plugin_format(name).write(jobs)
     return _write(text, request.out)
-
-
-def _text_of_job(written_as: Format, history: "History", reports: "Sequence[JobReport]", now: datetime) -> str:
-    """Return a format that is of one training; each is imported only where it is wanted."""
-    tool = f"gpuenergyd {__version__}"
-    if written_as is Format.TRACE:
-        from gpuenergyd.report.other_formats.trace import trace_text  # noqa: PLC0415
-
-        return trace_text(history, _only_job(reports).summary)
-    if written_as is Format.SPDX:
-        from gpuenergyd.report.other_formats.spdx import spdx_text  # noqa: PLC0415
-
-        return spdx_text(reports, made_at=now, tool=tool)
-    from gpuenergyd.report.other_formats.model_card import model_card_text  # noqa: PLC0415
-
-    return model_card_text(reports, history.ranks([report.summary.job_id for report in reports]), tool=tool)
 
 
 def _write(text: str, out: Path | None) -> int:
@@ -158,7 +133,7 @@ def _write(text: str, out: Path | None) -> int:
 
 def _write_plugin_group(key: str, request: ReportRequest, begin: datetime | None, end: datetime | None) -> int:
     """Write the figures of a plugin, which have nothing to do with jobs."""
-    if request.written_as not in {Format.TABLE, Format.JSON, Format.CSV}:
+    if request.written_as not in {*Format}:
         raise UsageError(_NOT_BY_JOB.format(request.written_as))
     _check_out(request)
     of_jobs = (request.job, request.tag, request.price_per_kwh, request.currency, request.tariff, request.pue)
@@ -182,11 +157,13 @@ def _write_plugin_group(key: str, request: ReportRequest, begin: datetime | None
 def _plugin_tables(database: str, begin: datetime | None, end: datetime | None) -> list[GroupTable]:
     """Return the tables of all plugins that have rows."""
     found = []
-    for read in plugin_groups().values():
+    for key, read in plugin_groups().items():
         try:
             found.append(read(database, since=begin, until=end))
         except GpuEnergyError as error:  # its section is missing, the rest of the report is right
             sys.stderr.write(f"gpuenergyd: warning: {error}\n")
+        except Exception as error:  # noqa: BLE001  a plugin may fail in any way
+            sys.stderr.write(f"gpuenergyd: warning: report group {key!r}: {type(error).__name__}: {error}\n")
     return [table for table in found if table.rows]
 
 
@@ -211,7 +188,7 @@ def _clock_warnings(history: "History", reports: "Sequence[JobReport]", *, now: 
 
 
 def _check_out(request: ReportRequest) -> None:
-    if request.out is not None and request.written_as is Format.TABLE:
+    if request.out is not None and request.written_as == Format.TABLE:
         raise UsageError(
             "--out needs --format json, csv, html, trace, spdx or model-card; tables are printed to the terminal only"
         )
@@ -221,12 +198,14 @@ def _check_options(request: ReportRequest) -> None:
     """Raise UsageError for options that contradict each other."""
     job, group_by, tag = request.job, request.group_by, request.tag
     _check_out(request)
-    if group_by != (GroupBy.JOB,) and request.written_as is Format.HTML:
-        raise UsageError(_NOT_BY_JOB.format(request.written_as))
-    if request.written_as in {Format.TRACE, Format.SPDX, Format.MODEL_CARD} and (
-        job is None or group_by != (GroupBy.JOB,)
-    ):
-        raise UsageError(f"--format {request.written_as} is of one job: give --job ID, without --group-by")
+    if request.written_as not in {*Format}:
+        from gpuenergyd.report.plugin_formats import plugin_format  # noqa: PLC0415  start fast
+
+        is_by_job, found = group_by == (GroupBy.JOB,), plugin_format(request.written_as, own=[*Format])
+        if found.is_of_one_training and not (job is not None and is_by_job):
+            raise UsageError(f"--format {request.written_as} is of one job: give --job ID, without --group-by")
+        if not is_by_job:
+            raise UsageError(_NOT_BY_JOB.format(request.written_as))
     if job is not None and WITHOUT_JOBS.issuperset(group_by):
         raise UsageError(f"--group-by {','.join(group_by)} counts whole GPUs and cannot be combined with --job")
     if tag is not None and GroupBy.TAG not in group_by:
@@ -270,8 +249,8 @@ def _training_rows(
     found = trainings_report(query, reports)
     if line := found.incomplete_line():
         sys.stderr.write(f"gpuenergyd: {line}\n")
-    is_single_table = request.written_as is Format.TABLE and len(found.trainings) == 1
-    return found.rows(has_parts=request.written_as is Format.JSON or is_single_table)
+    is_single_table = request.written_as == Format.TABLE and len(found.trainings) == 1
+    return found.rows(has_parts=request.written_as == Format.JSON or is_single_table)
 
 
 def _document(
@@ -300,15 +279,6 @@ def _tariff(request: ReportRequest) -> "Tariff | None":
     if currency is not None:
         check_currency(currency, "--currency")
     return Tariff(price_per_kwh, currency=currency) if price_per_kwh is not None else read_tariff(path or Path())
-
-
-def _only_job(reports: "Sequence[JobReport]") -> "JobReport":
-    """Return the only job of a report; raise UsageError if it has several of the same name."""
-    if len(reports) > 1:
-        ids = ", ".join(report.summary.job_id for report in reports)
-        name = reports[0].summary.job_name
-        raise UsageError(f"--format trace is of one job, and {name!r} is the name of {len(reports)}: {ids}")
-    return reports[0]
 
 
 def _unknown_job(history: "History", job: str, begin: datetime | None, end: datetime | None) -> str:
@@ -385,6 +355,6 @@ def _default_database() -> tuple[str, float]:
 
     found = find_database()
     path = found.url.removeprefix("sqlite:///")
-    if "://" not in path and not Path(path).exists():
+    if "://" not in path and not os.access(path, os.F_OK):
         raise StoreError(f"no history at {path}, {found.origin}; --database reads another one")
     return found.url, found.pue

@@ -73,10 +73,7 @@ def restore(
 def _default_journal() -> tuple[Path, str]:
     """Return the journal and its description: that of the running daemon, or of the settings or the worker's unit."""
     from gpuenergyd.cli.daemon_files import find_daemon_files  # noqa: PLC0415  only the default needs it
-    from gpuenergyd.daemon.settings import (  # noqa: PLC0415  pydantic, only the default needs it
-        WORKER_UNIT_DIR,
-        load_settings,
-    )
+    from gpuenergyd.daemon.settings import WORKER_UNIT_DIR, load_settings  # noqa: PLC0415  pydantic, only the default needs it
 
     files = find_daemon_files()
     found = files.journal_path

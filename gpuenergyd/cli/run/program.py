@@ -3,7 +3,6 @@
 import os
 import sys
 from importlib.metadata import entry_points
-from pathlib import Path
 
 from gpuenergyd.cli.option_checks import warn_of_large_slowdown
 from gpuenergyd.cli.run.arguments import RunRequest
@@ -15,6 +14,7 @@ from gpuenergyd.client.environment import (
     MAX_SLOWDOWN_VARIABLE,
     POLICY_VARIABLE,
     REORDER_VARIABLE,
+    can_see,
     find_socket_path,
 )
 from gpuenergyd.errors import UsageError
@@ -42,7 +42,7 @@ def run_program(request: RunRequest) -> int:
     }
     environ.update({name: str(value) for name, value in variables.items() if value is not None})
     program = request.command[0]
-    if not Path(found := find_socket_path(environ=environ)).exists():
+    if not can_see(found := find_socket_path(environ=environ)):
         sys.stderr.write(f"gpuenergyd: no daemon socket at {found} yet; starting {program}\n")
     for launcher in entry_points(group=_LAUNCHERS):
         environ = launcher.load()(environ)

@@ -9,7 +9,6 @@ the only public way of torch, are announced by two wrapped methods of that class
 The test suite has no GPU; it tests the logic against doubles.
 """
 
-import logging
 import os
 import sys
 import threading
@@ -25,8 +24,9 @@ from gpuenergyd.client.timing.cuda_writes import map_memory
 from gpuenergyd.client.timing.event_device import Anchor
 from gpuenergyd.client.timing.stream_requests import StreamRequests
 from gpuenergyd.client.timing.watched_requests import StreamWrite, WatchedRequests
+from gpuenergyd.log_lines import safe_logger
 
-logger = logging.getLogger("gpuenergyd.client")
+logger = safe_logger("gpuenergyd.client")
 
 _ANCHOR_TRIES = 3
 _NARROW_BRACKET_NS = 50_000

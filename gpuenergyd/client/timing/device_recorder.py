@@ -16,7 +16,6 @@ Longer than 400 lines, since marks and the reading of their times share one ring
 """
 
 import itertools
-import logging
 import threading
 import time
 from collections import deque
@@ -31,6 +30,7 @@ from gpuenergyd.client.timing.recorder import NOT_RECORDED, IterationTimes, Reco
 from gpuenergyd.client.timing.replays import CapturedInstructions, ReplayReading
 from gpuenergyd.client.timing.stream_follower import StreamFollower
 from gpuenergyd.client.timing.stream_requests import PlannedRequest, StreamRequests
+from gpuenergyd.log_lines import safe_logger
 from gpuenergyd.wire.messages import OrderRow
 
 _READ_TOGETHER, _READ_TOGETHER_NS = 8, 100_000_000
@@ -48,7 +48,7 @@ _MAX_BRACKET_NS = 200_000
 """A wider anchor was interrupted by other work of the host and corrects nothing."""
 _CLOSE_POLL_S = 0.002
 
-logger = logging.getLogger("gpuenergyd.client")
+logger = safe_logger("gpuenergyd.client")
 
 
 class DeviceRecorder:

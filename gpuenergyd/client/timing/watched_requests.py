@@ -6,7 +6,6 @@ where one can be built, else a process of its own.
 """
 
 import ctypes
-import logging
 import mmap
 import os
 import socket
@@ -21,6 +20,7 @@ from gpuenergyd.client.timing import request_memory as layout
 from gpuenergyd.client.timing.compiled_thread import NotCompiledError, start_compiled_thread
 from gpuenergyd.client.timing.stream_requests import PlannedRequest
 from gpuenergyd.errors import GpuEnergyError
+from gpuenergyd.log_lines import safe_logger
 
 StreamWrite = Callable[[int], bool]
 """Has the stream write a number into the first word of the memory; returns False if the device refuses."""
@@ -32,7 +32,7 @@ _WORD_MASK = 0xFFFFFFFF
 _mapped_for_good: list[mmap.mmap] = []
 """The device may write after the client has left, so the memory is never unmapped."""
 
-logger = logging.getLogger("gpuenergyd.client")
+logger = safe_logger("gpuenergyd.client")
 
 
 class _Watcher(Protocol):

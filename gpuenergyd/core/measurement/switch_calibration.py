@@ -16,6 +16,7 @@ the same direction.
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from statistics import median
 
 from gpuenergyd.core.pipeline.switching import (
@@ -76,10 +77,12 @@ class SwitchCalibration:
     num_unseen: int = 0
     _switches: deque[ObservedSwitch] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _num_new: int = 0
-    _num_contradicting: int = 0
-    _num_since_contradicted: int = 0
-    """Number of changes since the first of the consecutive contradicting ones."""
+    reported: SwitchLatency = field(init=False)
+    """`latency` as of its last notable change."""
     _estimates: tuple[SwitchEstimate, ...] | None = None
+
+    def __post_init__(self) -> None:
+        self.reported = self.latency
 
     @property
     def switches(self) -> tuple[ObservedSwitch, ...]:
@@ -95,12 +98,11 @@ class SwitchCalibration:
         """Start with the changes that an earlier daemon measured on GPUs of this model."""
         self._switches.extend(switches)
         self._estimates = None
-        latency = self._measured(LatencyBasis.MEASURED_EARLIER)
-        if latency is not None:
-            self.latency = latency
+        if (latency := self._measured(LatencyBasis.MEASURED_EARLIER)) is not None:
+            self.latency = self.reported = latency
 
     def observe(self, switch: ObservedSwitch, *, in_place_of: ObservedSwitch | None = None) -> bool:
-        """Add a measured change, perhaps in place of what was known of it; return whether `latency` has changed."""
+        """Add a measured change, perhaps in place of what was known of it; return whether `latency` differs notably."""
         if in_place_of is not None and in_place_of in self._switches:
             self._switches.remove(in_place_of)
             self._count(in_place_of, -1)
@@ -108,19 +110,20 @@ class SwitchCalibration:
         self._count(switch, 1)
         self._estimates = None
         self._num_new += 1
-        self._forget_contradicted(switch)
+        self._forget_contradicted()
         is_enough = self.num_seen + self.num_unseen >= ENOUGH
         basis = LatencyBasis.MEASURED if is_enough else LatencyBasis.MEASURED_EARLIER
-        is_first = self.latency.basis is not basis
+        is_first = self.reported.basis is not basis
         every = max(_EVERY, len(self._switches) // _EVERY_SHARE)
         if len(self._switches) < ENOUGH or (self._num_new < every and not is_first):
             return False
         self._num_new = 0
-        latency = self._measured(basis)
-        if latency is None or (not is_first and not _differs_notably(self.latency, latency)):
+        if (latency := self._measured(basis)) is None:
             return False
         self.latency = latency
-        return True
+        is_notable = is_first or _differs_notably(self.reported, latency)
+        self.reported = latency if is_notable else self.reported
+        return is_notable
 
     def _count(self, switch: ObservedSwitch, num: int) -> None:
         if switch.settle_high_s is None:
@@ -128,28 +131,23 @@ class SwitchCalibration:
         else:
             self.num_seen += num
 
-    def _forget_contradicted(self, switch: ObservedSwitch) -> None:
+    def _forget_contradicted(self) -> None:
         """Drop older changes once several in a row took much more or less time than known for their target clock."""
-        known = (t for t in self.latency.targets if t.sm_clock_mhz == switch.to_sm_clock_mhz)
-        own = next((t for t in known if t.direction is switch.direction), None)
-        self._num_since_contradicted += self._num_contradicting > 0
-        if own is None:
-            return
-        low_s, high_s = switch.bounds_s
-        is_slower = low_s > _FAR_RATIO * own.late_s
-        is_faster = high_s is not None and _FAR_RATIO * high_s < own.typical_s
-        if not (is_slower or is_faster):
-            self._num_contradicting = self._num_since_contradicted = 0
-            return
-        self._num_contradicting += 1
-        if self._num_contradicting < ENOUGH:
-            return
-        kept = list(self._switches)[-1 - self._num_since_contradicted :]
-        self._switches.clear()
-        self._switches.extend(kept)
-        self.latency = replace(self.latency, targets=(), regions=())
-        self._num_contradicting = self._num_since_contradicted = 0
-        self._num_new = len(kept)
+        known = {(t.direction, t.sm_clock_mhz): t for t in self.latency.targets}
+        num_contradicting = 0
+        for num_kept, switch in enumerate(reversed(self._switches if known else ()), start=1):
+            own = known.get((switch.direction, switch.to_sm_clock_mhz))
+            if own is None:
+                continue
+            low_s, high_s = switch.bounds_s
+            if low_s <= _FAR_RATIO * own.late_s and (high_s is None or _FAR_RATIO * high_s >= own.typical_s):
+                return
+            num_contradicting += 1
+            if num_contradicting == ENOUGH:
+                self._num_new = num_kept
+                self._switches = deque(list(self._switches)[-num_kept:], _KEPT)
+                self.latency = replace(self.latency, targets=(), regions=())
+                return
 
     def estimates(self) -> tuple[SwitchEstimate, ...]:
         """Return the statistics by direction, then by regions; empty before the first change."""
@@ -172,30 +170,24 @@ class SwitchCalibration:
 
     def _measured(self, basis: LatencyBasis) -> SwitchLatency | None:
         """Return the latency from the measured changes; None while both directions have too few."""
-        both: dict[Direction, list[ObservedSwitch]] = {d: [] for d in Direction}
-        to_region: dict[tuple[Direction, ClockRegion], list[ObservedSwitch]] = {}
-        between: dict[tuple[Direction, ClockRegion, ClockRegion], list[ObservedSwitch]] = {}
+        groups: dict[tuple[Direction | ClockRegion, ...], list[ObservedSwitch]] = {}
         to_clock: dict[tuple[Direction, int], list[ObservedSwitch]] = {}
         for switch in self._switches:
             direction, (source, target) = switch.direction, self._regions(switch)
-            both[direction].append(switch)
-            to_region.setdefault((direction, target), []).append(switch)
-            between.setdefault((direction, source, target), []).append(switch)
+            for key in ((direction,), (direction, target), (direction, source, target)):
+                groups.setdefault(key, []).append(switch)
             to_clock.setdefault((direction, switch.to_sm_clock_mhz), []).append(switch)
-        known = {direction: _figures(own) for direction, own in both.items() if len(own) >= ENOUGH}
+        figures = {key: _figures(own) for key, own in groups.items() if len(own) >= ENOUGH}
+        known = {direction: figures[direction,] for direction in Direction if (direction,) in figures}
         if not known:
             return None
         # A direction with too few changes uses the figures of the other one.
         raises, lowers = (known.get(d) or next(iter(known.values())) for d in (Direction.RAISE, Direction.LOWER))
         regions = []
-        for direction in known:
-            of_target = {t: _figures(g) for (d, t), g in to_region.items() if d is direction and len(g) >= ENOUGH}
-            for source in ClockRegion:
-                for target in ClockRegion:
-                    own = between.get((direction, source, target), [])
-                    figures = _figures(own) if len(own) >= ENOUGH else of_target.get(target)
-                    if figures is not None:
-                        regions.append(RegionLatency(direction, source, target, *figures))
+        for direction, source, target in product(known, ClockRegion, ClockRegion):
+            own = figures.get((direction, source, target)) or figures.get((direction, target))
+            if own is not None:
+                regions.append(RegionLatency(direction, source, target, *own))
         latency = SwitchLatency(
             raise_s=raises[1],
             lower_s=lowers[0],
@@ -205,9 +197,9 @@ class SwitchCalibration:
             regions=tuple(regions),
             basis=basis,
             targets=tuple(
-                TargetLatency(direction, clock, *_figures(own))
-                for (direction, clock), own in sorted(to_clock.items())
-                if len(own) >= ENOUGH
+                TargetLatency(direction, clock, *_figures(switches))
+                for (direction, clock), switches in sorted(to_clock.items())
+                if len(switches) >= ENOUGH
             ),
         )
         late_s = [latency.late_s(s.from_sm_clock_mhz, s.to_sm_clock_mhz) for s in self._switches]

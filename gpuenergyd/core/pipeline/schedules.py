@@ -10,13 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, gpipe, one_forward_one_backward
-from gpuenergyd.core.pipeline.megatron_orders import (
-    COMBINED,
-    PAIRED,
-    combined_1f1b,
-    megatron_interleaved,
-    paired_like,
-)
+from gpuenergyd.core.pipeline.megatron_orders import COMBINED, PAIRED, combined_1f1b, megatron_interleaved, paired_like
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError
 

@@ -80,11 +80,16 @@ class ObservedSwitch:
 
     @property
     def bounds_s(self) -> tuple[float, float | None]:
-        """Bounds of the latency; if clocks are read without delay, both are the estimate."""
+        """Bounds of the latency: both the estimate if clocks are read without delay, else an age apart, as refreshes.
+
+        Readings prove a little less. Bounds that overlap would favour short latencies.
+        """
         if not self.clock_age_s:
             return self.latency_s, None if self.settle_high_s is None else self.latency_s
-        before_s, high_s = self.handover_s + self.call_s, self.settle_high_s
-        return before_s + self.settle_low_s, None if high_s is None else before_s + high_s
+        before_s, low_s, high_s = self.handover_s + self.call_s, self.settle_low_s, self.settle_high_s
+        if high_s is not None and high_s - low_s < 1.1 * self.clock_age_s:  # else readings were held up
+            low_s = max(low_s, high_s - self.clock_age_s)
+        return before_s + low_s, None if high_s is None else before_s + high_s
 
     @property
     def direction(self) -> Direction:

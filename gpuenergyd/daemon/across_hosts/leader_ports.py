@@ -14,15 +14,7 @@ from typing import Any
 
 from gpuenergyd.core.distributed.plan_mix import may_be_mixed, node_clocks_mhz
 from gpuenergyd.core.job.job import Job
-from gpuenergyd.core.job.messages import (
-    Event,
-    JobPhase,
-    PlanDecided,
-    PolicyFailed,
-    RecordNotice,
-    RecordPhase,
-    SendPlan,
-)
+from gpuenergyd.core.job.messages import Event, JobPhase, PlanDecided, PolicyFailed, RecordNotice, RecordPhase, SendPlan
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+from gpuenergyd.daemon.api.snapshots import Snapshot
 from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse
 from gpuenergyd.daemon.host_services import HostService
@@ -46,6 +47,8 @@ class RouteServices:
     """Returns the body of a request, within the server's time limit and a limit in bytes."""
     host_services: Mapping[str, HostService]
     """The services of plugins by name, for routes of the same plugin."""
+    status: Snapshot[Mapping[str, Any]]
+    """What `GET /v1/status` returns."""
     is_observing: bool
 
 

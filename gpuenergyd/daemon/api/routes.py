@@ -5,10 +5,6 @@ from dataclasses import dataclass
 from gpuenergyd.wire.messages import (
     IterationReply,
     IterationReport,
-    LeaseGranted,
-    LeaseRelease,
-    LeaseReleased,
-    LeaseRequest,
     PaceReply,
     PaceReport,
     RankRegistered,
@@ -83,10 +79,6 @@ PIPELINES = Route(
     PipelineReport,
     PipelineReply,
 )
-LEASES = Route("/v1/leases", "Lock a GPU's clock or limit its power (administrators).", LeaseRequest, LeaseGranted)
-LEASE_RELEASE = Route(
-    "/v1/leases/release", "Release a GPU lease and restore the GPU (administrators).", LeaseRelease, LeaseReleased
-)
 GPU_RELEASE = Route(
     "/v1/gpus/release",
     "Let go of a GPU's driver handles for a reset, a MIG change or a driver upgrade (administrators).",
@@ -125,11 +117,10 @@ JOB_FIT = Route(
     "What the policy has fitted to a running job: profile, latencies, target; and the plan in force.",
     reply=JobFit,
 )
-METRICS = Route("/v1/metrics", "The status as Prometheus metrics.", content_type="text/plain")
 OPENAPI = Route("/v1/openapi.json", "This document.")
 
 ROUTES = (
-    *(RANKS, ITERATIONS, PACE, RELEASE, MEMBERS, MEMBER_PLAN, PIPELINES, LEASES, LEASE_RELEASE),
+    *(RANKS, ITERATIONS, PACE, RELEASE, MEMBERS, MEMBER_PLAN, PIPELINES),
     *(GPU_RELEASE, GPU_REOPEN, ENERGY, PAST_JOBS, ALL_PAST_JOBS, PAST_JOB_IMPORT, PAST_JOB_FORGET),
-    *(STATUS, JOB, JOB_PATCH, JOB_FIT, METRICS, OPENAPI),
+    *(STATUS, JOB, JOB_PATCH, JOB_FIT, OPENAPI),
 )

@@ -21,7 +21,6 @@ from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.api import routes
 from gpuenergyd.daemon.api.connection_guard import ConnectionCounts, ConnectionGuards
 from gpuenergyd.daemon.api.fair_queue import FairQueue
-from gpuenergyd.daemon.api.metrics import metrics_text
 from gpuenergyd.daemon.api.openapi import api_text
 from gpuenergyd.daemon.api.plugin_routes import RouteServices, plugin_routes
 from gpuenergyd.daemon.api.routes import ROUTES
@@ -32,8 +31,9 @@ from gpuenergyd.daemon.host_services import HostService
 from gpuenergyd.daemon.jobs.operators import JobFits, Operators
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.daemon.jobs.registry import Jobs
-from gpuenergyd.daemon.manual_leases.administrator import AdministratorLeases
+from gpuenergyd.daemon.manual_leases.leases import ManualLeases
 from gpuenergyd.daemon.manual_leases.releases import GpuReleases
+from gpuenergyd.daemon.ports import WorkerPort
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials, open_pidfd, require_alive
 from gpuenergyd.daemon.runtime.shared_reads import SharedReads
 from gpuenergyd.daemon.runtime.user_rates import UserRates
@@ -43,8 +43,6 @@ from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES, MAX_ITERATION_REPORT_BYTE
 from gpuenergyd.wire.daemon_codec import decode, decode_one_or_several, encode
 from gpuenergyd.wire.messages import (
     IterationReport,
-    LeaseRelease,
-    LeaseRequest,
     PaceReport,
     RankRegistration,
     RankRelease,
@@ -77,7 +75,6 @@ _UNSEEN_PATHS = frozenset(
     own.path for own in (routes.ENERGY, routes.ITERATIONS, routes.PACE, routes.PAST_JOB_IMPORT, routes.PAST_JOB_FORGET)
 )
 """Paths whose requests leave the status snapshot valid: frequent ones, and those that change nothing in the status."""
-_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LINGER_LIMIT_S = 0.2
 """Time to keep reading after an early response, so that the sender can receive it."""
 _SHUTDOWN_LIMIT_S = 1.0
@@ -110,7 +107,8 @@ class UserLimits:
 class ManualChanges:
     """The services that change GPUs outside jobs."""
 
-    leases: AdministratorLeases
+    worker: WorkerPort
+    leases: ManualLeases
     releases: GpuReleases
 
 
@@ -138,20 +136,20 @@ class Server:
         self._fits = fits
         self._status = Snapshot(status)
         self._status_text = SnapshotText(self._status, encode)
-        self._metrics = SnapshotText(self._status, metrics_text)
         self._job_detail = job_detail
         self._energies = SharedReads(self._energy_counter_j)
         self._access = proof_of_use.rules
         self._proof_of_use = proof_of_use
         services = RouteServices(
             jobs.services.gpus,
-            changes.leases.worker,
-            changes.leases.leases,
+            changes.worker,
+            changes.leases,
             proof_of_use,
             self._open_peer,
             self._require_administrator,
             self._raw_body,
             host_services,
+            self._status,
             is_observing=jobs.services.is_observing,
         )
         self._plugins = [plugin(services) for plugin in plugin_routes()]
@@ -174,8 +172,6 @@ class Server:
             routes.MEMBERS: self._rank_handler(MemberQuery, members.state),
             routes.MEMBER_PLAN: self._rank_handler(MemberPlan, members.post_plan),
             routes.PIPELINES: self._rank_handler(PipelineReport, members.plan_pipeline),
-            routes.LEASES: self._administrator_handler(LeaseRequest, changes.leases.grant),
-            routes.LEASE_RELEASE: self._administrator_handler(LeaseRelease, changes.leases.release),
             routes.GPU_RELEASE: self._administrator_handler(GpuRelease, changes.releases.release),
             routes.GPU_REOPEN: self._administrator_handler(GpuReopen, changes.releases.reopen),
             routes.ENERGY: self._read_energy,
@@ -187,7 +183,6 @@ class Server:
             routes.JOB: self._get_job,
             routes.JOB_PATCH: self._change_job,
             routes.JOB_FIT: self._get_job_fit,
-            routes.METRICS: _text_handler(self._metrics.value, _METRICS_TYPE),
             routes.OPENAPI: _text_handler(api_text, routes.JSON_TYPE),
         }
         for route in ROUTES:
@@ -279,7 +274,7 @@ class Server:
 
     async def _energy_counter_j(self, gpu_uuid: str) -> float | None:
         try:
-            return (await self._changes.leases.worker.do(TakeSnapshot(gpu_uuid))).total_energy_j
+            return (await self._changes.worker.do(TakeSnapshot(gpu_uuid))).total_energy_j
         except GpuEnergyError:
             return None
 

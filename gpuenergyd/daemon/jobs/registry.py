@@ -399,7 +399,7 @@ class Jobs:
             return
         runner = self._runners.get(gpu.claim.job_id) if gpu.claim is not None else None
         if change.error is None:
-            before = gpu.switching.latency
+            before = gpu.switching.reported
             if gpu.record_clock_change(change):
                 record_latency(self.services.history, gpu, before)
                 self._latency_changed(gpu)
@@ -408,7 +408,7 @@ class Jobs:
 
     def _record_true_clocks(self, gpu_uuid: str, clocks: Sequence[TrueClockRow]) -> None:
         gpu = self.services.gpus.get(gpu_uuid)
-        before = None if gpu is None else gpu.switching.latency
+        before = None if gpu is None else gpu.switching.reported
         if gpu is not None and before is not None and gpu.record_true_clocks(clocks):
             record_latency(self.services.history, gpu, before)
             self._latency_changed(gpu)

@@ -13,14 +13,7 @@ from rich.text import Text
 
 from gpuenergyd.core.job.result_text import saving_span_text, saving_with_interval, slowdown_with_interval
 from gpuenergyd.count_text import count_text
-from gpuenergyd.report.formatting import (
-    MISSING,
-    age_text,
-    clock_text,
-    power_text,
-    replica_name_of,
-    temperature_text,
-)
+from gpuenergyd.report.formatting import MISSING, age_text, clock_text, power_text, replica_name_of, temperature_text
 from gpuenergyd.report.terminal.status_lines import (
     Status,
     detail_lines,

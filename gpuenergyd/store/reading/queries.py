@@ -35,7 +35,7 @@ from gpuenergyd.store.records import (
     TargetRecord,
     merge_rollups,
 )
-from gpuenergyd.store.sqlite_file import plain_sqlite_path, reading_file
+from gpuenergyd.store.sqlite_file import plain_sqlite_path, reading_file, require_file
 
 _JOBS = "jobs LEFT JOIN job_summaries ON job_summaries.job_id = jobs.job_id"
 _JOB_COLUMNS = "jobs.*, job_summaries.version AS summary_version, job_summaries.summary AS stored_summary"
@@ -283,8 +283,7 @@ def _history(path_or_url: str | Path, *, has_no_writer: bool) -> History:
         if path is None:
             engine = reading_engine(path_or_url, keeps_connection=True)
             return History(partial(reading_server, engine), engine.dispose)
-    if not path.is_file():
-        raise StoreError(f"no history at {path}")
+    require_file(path)
     return History(partial(reading_file, path, has_no_writer=has_no_writer))
 
 

@@ -24,13 +24,7 @@ from gpuenergyd.key_files import read_key
 from gpuenergyd.log_lines import configure_logging
 from gpuenergyd_carbon.fetched_file import Fetched, FetchState, FetchStatus, read_fetched, write_fetched
 from gpuenergyd_carbon.fetching.past_values import PastValues, kept_samples
-from gpuenergyd_carbon.sources.source import (
-    CarbonSource,
-    SourceOptions,
-    SourceReply,
-    default_source_name,
-    make_source,
-)
+from gpuenergyd_carbon.sources.source import CarbonSource, SourceOptions, SourceReply, default_source_name, make_source
 from gpuenergyd_carbon.sources.web import SourceError, SourceProblem, Web
 
 _LOG = logging.getLogger("gpuenergyd_carbon.fetching.fetcher")

@@ -14,14 +14,7 @@ from gpuenergyd.cli.commands.report_output import write_text
 from gpuenergyd.core.carbon.intensity import HOUR, HourlySeries
 from gpuenergyd.errors import CarbonDataError
 from gpuenergyd_carbon.lab.results import ZoneReplay
-from gpuenergyd_carbon.signal_file import (
-    CARBON_COLUMN,
-    TIME_COLUMN,
-    file_text,
-    series_of,
-    signal_rows,
-    zone_of_file,
-)
+from gpuenergyd_carbon.signal_file import CARBON_COLUMN, TIME_COLUMN, file_text, series_of, signal_rows, zone_of_file
 
 FORECAST_COLUMNS = ("issued_at_utc", "target_utc", "carbon_intensity_g_per_kwh")
 POWER_LIMIT_COLUMNS = ("elapsed_time", "gpu0_energy")

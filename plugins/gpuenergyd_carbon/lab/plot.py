@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from html import escape
 
 from gpuenergyd.core.carbon.intensity import HOUR, CarbonForecast, HourlySeries
-from gpuenergyd.report.charts.axes import TITLE_ROOM, WIDE, Axis, elapsed_step
+from gpuenergyd_formats.charts.axes import TITLE_ROOM, WIDE, Axis, elapsed_step
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _BAR_WIDTH = 40

@@ -204,12 +204,7 @@ def _show_result(
     request: DemoRequest, folder: Path, out: Path, reason: str, progress: "ShownProgress", *, as_json: bool
 ) -> None:
     """Write the HTML report and print the result; `reason` says why there are too few planned iterations."""
-    from gpuenergyd_sim.demo.result import (  # noqa: PLC0415  start fast
-        json_figures,
-        print_result,
-        result_sentence,
-        write_report,
-    )
+    from gpuenergyd_sim.demo.result import json_figures, print_result, result_sentence, write_report  # noqa: PLC0415  start fast
 
     progress.announce("writing the report")
     result = write_report(f"sqlite:///{folder / 'state' / 'history.sqlite3'}", out, job_name=JOB_NAME)
@@ -219,7 +214,7 @@ def _show_result(
             typer.echo(sentence, err=True)
             print_json(json_figures(result.report, out, request))
         else:
-            print_result(result, out)
+            print_result(result)
             typer.echo(sentence)
 
 

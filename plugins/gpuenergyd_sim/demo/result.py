@@ -8,11 +8,11 @@ from typing import Any
 from gpuenergyd.cli.commands.report_output import write_text
 from gpuenergyd.cli.output import people_console
 from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, saving_span_text, saving_text
-from gpuenergyd.errors import GpuEnergyError
+from gpuenergyd.errors import GpuEnergyError, UsageError
 from gpuenergyd.report.headline import speed_text
 from gpuenergyd.report.job import JobReport, before_and_after, job_reports
 from gpuenergyd.report.observed_iteration import ObservedIteration
-from gpuenergyd.report.page import report_page
+from gpuenergyd.report.plugin_formats import ReportedJobs, plugin_format
 from gpuenergyd.report.terminal.tables import job_table
 from gpuenergyd.store import JobSummary, open_history
 from gpuenergyd_sim.demo.request import DEFAULT_POLICY, DemoRequest
@@ -25,10 +25,12 @@ class DemoResult:
 
     report: JobReport
     timelines: tuple[ObservedIteration, ...]
+    page: str
+    """Where the HTML report is, or why there is none."""
 
 
 def write_report(database_url: str, out: Path, *, job_name: str) -> DemoResult:
-    """Write the HTML report, and return the result.
+    """Write the HTML report if a plugin has this format, and return the result.
 
     Raises:
         GpuEnergyError: the history has no job.
@@ -38,19 +40,27 @@ def write_report(database_url: str, out: Path, *, job_name: str) -> DemoResult:
         if not reports:
             raise GpuEnergyError("the history contains no job: the training never registered")
         note = "Demo: a small GPT on simulated GPUs under a private daemon."
-        write_text(out, report_page(history, reports, made_at=datetime.now().astimezone(), note=note))
+        jobs = ReportedJobs(history=history, reports=reports, made_at=datetime.now().astimezone(), note=note)
+        page = str(out)
+        try:
+            html = plugin_format("html")
+        except UsageError as error:
+            page = f"none, {error}"
+        else:
+            write_text(out, html.write(jobs))
         report = reports[-1]
-        return DemoResult(report, before_and_after(history, report) if report.plan_in_force is not None else ())
+        timelines = before_and_after(history, report) if report.plan_in_force is not None else ()
+        return DemoResult(report, timelines, page)
 
 
-def print_result(result: DemoResult, out: Path) -> None:
+def print_result(result: DemoResult) -> None:
     """Print the table of the job, the timelines before and after, and the path of the HTML report."""
     console = people_console()
     console.print(job_table(result.report))
     is_coloured = console.is_terminal and console.color_system is not None
     for line in timelines_text(result.timelines, width=console.width, is_coloured=is_coloured):
         console.print(line, no_wrap=True, crop=True)
-    console.print(f"report with both timelines: {out}", soft_wrap=True)
+    console.print(f"report with both timelines: {result.page}", soft_wrap=True)
 
 
 def result_sentence(job: JobSummary, request: DemoRequest, *, reason: str) -> str:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
-from gpuenergyd.report.charts.colours import ClockScale
-from gpuenergyd.report.charts.timeline import clock_scale
+from gpuenergyd.report.colours import ClockScale, clock_scale
 from gpuenergyd.report.formatting import clock_text, time_text
 from gpuenergyd.report.observed_iteration import ObservedIteration
 

@@ -6,12 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
-from gpuenergyd_sim.driver.device_model import (
-    InstructionWork,
-    capped_sm_clock_mhz,
-    instruction_time_s,
-    working_power_w,
-)
+from gpuenergyd_sim.driver.device_model import InstructionWork, capped_sm_clock_mhz, instruction_time_s, working_power_w
 from gpuenergyd_sim.driver.device_parameters import DeviceParameters
 
 CLOCKS_MHZ = tuple(range(1410, 209, -15))

@@ -12,13 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
-from gpuenergyd.store.records import (
-    ControlEventRecord,
-    IterationRecord,
-    JobEndRecord,
-    JobRecord,
-    RollupRecord,
-)
+from gpuenergyd.store.records import ControlEventRecord, IterationRecord, JobEndRecord, JobRecord, RollupRecord
 from tests.support.sample_history import write_sample_history
 from tests.support.stored_history import write_records
 

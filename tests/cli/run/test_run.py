@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from docs.site.manual.command_tree import described_commands
 from gpuenergyd.cli.app import command_line
-from gpuenergyd.cli.help.command_tree import described_commands
 from gpuenergyd.cli.main import run
 from gpuenergyd.cli.run import command as run_module
 from gpuenergyd.cli.run.arguments import RUN_OPTIONS, RunRequest, parse_run_arguments, run_help
@@ -75,8 +75,9 @@ def test_a_process_of_the_program_or_its_child_joins_with_one_line(command: list
     assert list(marks.iterdir()) == []
 
 
-def test_without_a_daemon_the_program_runs_and_one_warning_is_printed(tmp_path: Path) -> None:
-    there = tmp_path / "nobody.sock"
+@pytest.mark.parametrize("name", ["nobody.sock", 99 * "long"])
+def test_without_a_daemon_the_program_runs_and_one_warning_is_printed(name: str, tmp_path: Path) -> None:
+    there = tmp_path / name
     done = gpuenergyd_run("--socket", str(there), "--", "echo", "trained")
 
     assert (done.returncode, done.stdout) == (0, "trained\n")

@@ -6,15 +6,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from gpuenergyd.core.job.job import TRANSITIONS
-from gpuenergyd.core.job.messages import (
-    ControlLost,
-    Event,
-    JobPhase,
-    PlanDecided,
-    PolicyFailed,
-    RecordPhase,
-    SendPlan,
-)
+from gpuenergyd.core.job.messages import ControlLost, Event, JobPhase, PlanDecided, PolicyFailed, RecordPhase, SendPlan
 from gpuenergyd.core.job.rules import JobRules, member_rules
 from gpuenergyd.core.pipeline.graph import gpipe
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPurpose, RankClocks

@@ -1,10 +1,6 @@
 """Other targets while a plan runs: which plan is in force at once, and by what it is judged."""
 
-from gpuenergyd.core.job.messages import (
-    SendPlan,
-    StragglerChanged,
-    TargetChanged,
-)
+from gpuenergyd.core.job.messages import SendPlan, StragglerChanged, TargetChanged
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from tests.support.job_run import JobRun, asked_view, kinds, plan

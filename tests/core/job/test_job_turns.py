@@ -1,7 +1,6 @@
 """When a job asks, what a plan that is answered leads to, and when its saving is proven, to the very iteration."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
@@ -221,15 +220,6 @@ def test_a_block_of_another_replica_is_not_joined_too_late_or_under_a_plan_that_
     run.pass_until(APPLIED + tuned)
 
     assert run.feed(ReplicaBlockBegins(run.job.reports.last_index + ahead)) == ()
-
-
-def test_later_proof_blocks_are_farther_apart_until_they_are_their_share_of_all_iterations() -> None:
-    """Blocks of four iterations after eight, sixteen and then always twenty tuned ones: a fifth of them."""
-    run = JobRun(JobRules(proof_distance_growth=2.0, proof_budget_ratio=0.2)).following(plan())
-
-    at = [run.first(SendPlan) for _ in range(4)]
-
-    assert [later - earlier for earlier, later in pairwise(at)] == [4 + 16, 4 + 20, 4 + 20]
 
 
 @pytest.mark.parametrize(

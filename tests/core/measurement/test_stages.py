@@ -8,12 +8,7 @@ from hypothesis import strategies as st
 
 from gpuenergyd.core.measurement.iteration_observation import observe_iteration
 from gpuenergyd.core.measurement.stages import stage_clocks, stage_energy, stage_iteration
-from gpuenergyd.core.measurement.telemetry import (
-    ClockHistory,
-    EnergyCounter,
-    MeasuredInstruction,
-    RankIteration,
-)
+from gpuenergyd.core.measurement.telemetry import ClockHistory, EnergyCounter, MeasuredInstruction, RankIteration
 from gpuenergyd.core.pipeline.graph import dependency_graph, one_forward_one_backward
 
 SCHEDULE = one_forward_one_backward(2, 2)

@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 
 from gpuenergyd.core.measurement.iteration_observation import observe_iteration
 from gpuenergyd.core.measurement.observation import IterationObservation
-from gpuenergyd.core.measurement.telemetry import (
-    ClockHistory,
-    EnergyCounter,
-    MeasuredInstruction,
-    RankIteration,
-)
+from gpuenergyd.core.measurement.telemetry import ClockHistory, EnergyCounter, MeasuredInstruction, RankIteration
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, dependency_graph
 
 MS = 1_000_000

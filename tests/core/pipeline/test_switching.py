@@ -2,7 +2,6 @@
 
 import math
 import random
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -27,11 +26,9 @@ from tests.support.examples import examples
 TOP_MHZ = 1410
 
 
-def looked_at(settle_s: float, look_every_s: float, *, watched_s: float = math.inf) -> tuple[float, float | None]:
+def looked_at(settle_s: float, look_every_s: float) -> tuple[float, float | None]:
     """Return the last look that did not show the clock and the first that did, of looks at a fixed distance."""
     looks = math.ceil(settle_s / look_every_s)
-    if looks * look_every_s > watched_s:
-        return math.floor(watched_s / look_every_s) * look_every_s, None
     return max(0, looks - 1) * look_every_s, looks * look_every_s
 
 
@@ -130,6 +127,20 @@ def test_changes_in_a_row_that_contradict_what_is_known_replace_it(then_s: float
     assert all(own.late_s == pytest.approx(then_s + 0.0045, abs=0.001) for own in learning.latency.targets)
 
 
+def test_a_change_whose_bounds_are_narrowed_contradicts_once() -> None:
+    learning, num_kept = calibration(), []
+    for _ in range(200):
+        learning.observe(switch(1410, 900, settle_s=0.02))
+    wide = ObservedSwitch(1410, 900, 0.0, 0.004, 0.08, 0.18, clock_age_s=0.1)
+
+    for _ in range(ENOUGH):
+        learning.observe(wide)
+        learning.observe(switch(1410, 900, settle_s=0.12), in_place_of=wide)
+        num_kept.append(len(learning.switches))
+
+    assert num_kept[-2:] == [200 + ENOUGH - 1, ENOUGH]
+
+
 def test_rare_long_changes_and_clocks_that_are_new_contradict_nothing() -> None:
     learning = calibration()
     for k in range(400):
@@ -160,10 +171,6 @@ def seen(latency_s: float, from_mhz: int = 1000, to_mhz: int = 500) -> ObservedS
     return ObservedSwitch(from_mhz, to_mhz, 0.0, 0.0, latency_s, latency_s)
 
 
-def latency_quantile_s(switches: Sequence[ObservedSwitch], share: float) -> float | None:
-    return latency_quantiles_s(switches, (share,))[0]
-
-
 def unseen(latency_s: float) -> ObservedSwitch:
     return ObservedSwitch(1000, 500, 0.0, 0.0, latency_s, None)
 
@@ -174,6 +181,14 @@ def test_latency_is_the_sum_of_handover_call_and_settling() -> None:
     assert one.settle_s == pytest.approx(0.004)
     assert one.latency_s == pytest.approx(0.124)
     assert ObservedSwitch(1000, 500, 0.1, 0.02, 0.003, None).latency_s == pytest.approx(0.123)
+
+
+def test_bounds_of_clocks_that_are_read_late_are_an_age_apart_unless_readings_were_held_up() -> None:
+    bounds_s = [(0.02, 0.125), (0.0, 0.06), (0.0, 0.103), (0.02, 0.2), (0.02, None)]
+
+    found = [ObservedSwitch(1000, 500, 0.0, 0.0, *own, clock_age_s=0.1).bounds_s for own in bounds_s]
+
+    assert found == [(pytest.approx(0.025), 0.125), (0.0, 0.06), (pytest.approx(0.003), 0.103), *bounds_s[3:]]
 
 
 def test_regions_begin_at_75_and_90_percent_of_the_maximum() -> None:
@@ -211,27 +226,19 @@ def test_a_region_takes_precedence_over_its_direction() -> None:
     assert (latency.typical_s(800, 950), latency.late_s(950, 500)) == (0.3, 0.1)
 
 
-@pytest.mark.parametrize(("share", "expected"), [(0.1, 0.001), (0.2, 0.002), (0.5, 0.005), (0.51, 0.006), (1.0, 0.01)])
-def test_quantiles_of_latency(share: float, expected: float) -> None:
+def test_quantiles_of_latency() -> None:
     ten = [seen(k / 1000) for k in range(1, 11)]
 
-    assert latency_quantile_s(ten, share) == pytest.approx(expected)
+    assert latency_quantiles_s(ten, (0.1, 0.2, 0.5, 0.51, 1.0)) == pytest.approx((0.001, 0.002, 0.005, 0.006, 0.01))
 
 
-def test_censored_changes_count_with_the_watched_time() -> None:
+def test_censored_changes_count_with_the_watched_time_and_after_measured_ones() -> None:
     """Kaplan and Meier: of four, one gone unseen after 2 ms leaves 3/4 * 1/2, then nothing."""
     four = [seen(0.001), unseen(0.002), seen(0.003), seen(0.004)]
 
-    assert latency_quantile_s(four, 0.25) == 0.001
-    assert latency_quantile_s(four, 0.26) == 0.003
-    assert latency_quantile_s(four, 0.625) == 0.003
-    assert latency_quantile_s(four, 0.63) == 0.004
-    assert latency_quantile_s([unseen(0.1)], 0.1) is None
-    assert latency_quantile_s([], 0.1) is None
-
-
-def test_at_equal_times_measured_changes_precede_censored_ones() -> None:
-    assert latency_quantile_s([unseen(0.002), seen(0.002)], 0.5) == 0.002
+    assert latency_quantiles_s(four, (0.25, 0.26, 0.625, 0.63)) == (0.001, 0.003, 0.003, 0.004)
+    assert latency_quantiles_s([unseen(0.1)], (0.1,)) == latency_quantiles_s([], (0.1,)) == (None,)
+    assert latency_quantiles_s([unseen(0.002), seen(0.002)], (0.5,)) == (0.002,)
 
 
 def calibrated(*switches: ObservedSwitch, prior_s: float = 9.0) -> SwitchCalibration:
@@ -297,18 +304,18 @@ def test_after_the_first_estimate_every_eighth_change_updates_it() -> None:
 
 
 @pytest.mark.parametrize(("later_s", "is_news"), [(0.124, False), (0.126, True), (0.076, False), (0.074, True)])
-def test_a_change_of_25_percent_is_reported(later_s: float, *, is_news: bool) -> None:
+def test_a_change_of_25_percent_is_reported_and_smaller_ones_are_known(later_s: float, *, is_news: bool) -> None:
     known = calibrated(*[seen(0.1)] * 12)
 
     news = [known.observe(seen(later_s)) for _ in range(600)]
 
     assert any(news) is is_news
+    assert known.latency.lower_s == later_s
+    assert known.reported.lower_s == pytest.approx(later_s if is_news else 0.1)
 
 
 def test_a_new_region_is_reported() -> None:
-    known = calibrated(*[seen(0.1)] * 12)
-    for _ in range(4):
-        known.observe(seen(0.1))
+    known = calibrated(*[seen(0.1)] * 16)
 
     news = [known.observe(seen(0.1, 1000, 800)) for _ in range(12)]
 

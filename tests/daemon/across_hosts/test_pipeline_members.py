@@ -12,13 +12,7 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.daemon.across_hosts import host_stage
 from gpuenergyd.wire import MAX_REPLY_BYTES
 from gpuenergyd.wire.compact_observations import unpack
-from gpuenergyd.wire.pipeline_messages import (
-    MemberPlace,
-    MemberPlan,
-    PipelineReport,
-    PlanAgreement,
-    PostedPlan,
-)
+from gpuenergyd.wire.pipeline_messages import MemberPlace, MemberPlan, PipelineReport, PlanAgreement, PostedPlan
 from tests.support.host_of_siblings import refused, run_at_once, running_host
 from tests.support.job_stage import ME
 

@@ -41,7 +41,6 @@ async def test_a_handed_over_job_continues_with_its_plan_and_its_numbers(tmp_pat
     after.tokens, after.next_index = before.tokens, before.next_index
     await after.iterate(plan_epoch=1)
     assert new.job.num_iterations == old.job.num_iterations + 1
-    await after.jobs.close("test over")
 
 
 async def test_without_its_leases_a_continued_job_falls_back(tmp_path: Path) -> None:
@@ -59,7 +58,6 @@ async def test_without_its_leases_a_continued_job_falls_back(tmp_path: Path) -> 
     (runner,) = after.jobs
     assert runner.job.phase is JobPhase.FALLBACK
     assert "restored while the daemon was away" in runner.job.phase_reason
-    await after.jobs.close("test over")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +90,6 @@ async def test_a_plan_that_sets_what_the_settings_do_not_permit_any_more_ends(
     assert runner.job.phase is phase
     await settle()
     assert after.worker.calls == ([] if phase is JobPhase.TUNED else [("restore", ("GPU-0", "GPU-1"))])
-    await after.jobs.close("test over")
 
 
 def test_a_hand_over_file_is_used_once_and_refused_when_others_may_read_it(tmp_path: Path) -> None:

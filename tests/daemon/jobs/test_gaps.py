@@ -42,8 +42,7 @@ def play(scenario: Callable[[], Awaitable[None]]) -> None:
 async def tuned_stage() -> Stage:
     """Return a job under a plan whose first rank has requested a low clock."""
     stage = Stage(plan("t", 1200))
-    stage.join()
-    await stage.iterate(times=3)
+    await stage.begin(times=3)
     await stage.iterate(plan_epoch=1)
     assert stage.send(plan_epoch=1) is Admission.FORWARDED
     return stage
@@ -63,7 +62,6 @@ def test_a_late_iteration_raises_the_clock_once_and_the_next_request_lowers_it()
         assert sorted(raised) == [TOP, ("GPU-1", CLOCKS_MHZ[0], 0)]
         assert seen_mhz == CLOCKS_MHZ[0]
         assert stage.worker.requested_clocks[-1] == ("GPU-0", 1200, 0)
-        await stage.jobs.close("test over")
 
     play(scenario)
 
@@ -77,7 +75,6 @@ def test_a_gap_after_a_late_iteration_that_lowered_the_clock_again_is_raised_too
 
         of_rank = [request for request in stage.worker.requested_clocks if request[0] == "GPU-0"]
         assert of_rank == [("GPU-0", 1200, 0), TOP, ("GPU-0", 1200, 0), TOP]
-        await stage.jobs.close("test over")
 
     play(scenario)
 
@@ -94,7 +91,6 @@ def test_nothing_is_raised_without_a_lease_or_after_the_rank_has_left() -> None:
 
         assert not observed.worker.requested_clocks
         assert left.worker.requested_clocks == [("GPU-0", 1200, 0)]
-        await observed.jobs.close("test over")
 
     play(scenario)
 

@@ -110,7 +110,6 @@ async def test_a_refused_order_leaves_the_job_as_it_was(
     with pytest.raises(error, match=text):
         await host.change(job_id, patch)
     assert runner.job.description == before
-    await host.stage.jobs.close("test over")
 
 
 async def test_a_stranger_changes_nothing_and_the_user_of_a_job_all_but_its_priority(tmp_path: Path) -> None:
@@ -127,7 +126,6 @@ async def test_a_stranger_changes_nothing_and_the_user_of_a_job_all_but_its_prio
     assert answer.changes == ("max_slowdown_ratio 0 -> 0.1",)
     with pytest.raises(GpuNotFoundError, match="no job 'other'; running: "):
         await host.change("other", JobPatch(is_paused=True), user)
-    await host.stage.jobs.close("test over")
 
 
 async def test_orders_hold_when_the_program_registers_with_the_next_daemon_and_end_with_the_job(tmp_path: Path) -> None:
@@ -151,7 +149,6 @@ async def test_orders_hold_when_the_program_registers_with_the_next_daemon_and_e
     third.join()
     (runner,) = third.jobs
     assert not runner.job.is_paused
-    await third.jobs.close("test over")
 
 
 async def test_an_order_that_cannot_be_stored_is_refused(tmp_path: Path) -> None:
@@ -161,7 +158,6 @@ async def test_an_order_that_cannot_be_stored_is_refused(tmp_path: Path) -> None
         await host.change(job_id, JobPatch(is_paused=True))
     (runner,) = host.stage.jobs
     assert not runner.job.is_paused
-    await host.stage.jobs.close("test over")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'[{"key": [1, "a"], "orders": {}}]', b"\xff"])
@@ -201,7 +197,6 @@ def test_every_command_of_a_job_has_an_action() -> None:
 
         assert runner.actions.keys() == set(get_args(Command))
         assert commands_taken(runner.actions) == list(runner.actions)
-        await stage.jobs.close("test over")
 
     play(scenario)
 

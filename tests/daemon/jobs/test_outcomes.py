@@ -45,7 +45,6 @@ NOTHING = (
 async def test_joining_names_the_options_their_origin_and_what_to_expect(rank: RankRegistration, message: str) -> None:
     stage = Stage()
     assert stage.jobs.register(rank, ME, os.pidfd_open(os.getpid())).message == message
-    await stage.jobs.close("test over")
 
 
 def test_an_option_comes_from_the_program_the_environment_or_the_daemon() -> None:
@@ -59,8 +58,7 @@ def test_an_option_comes_from_the_program_the_environment_or_the_daemon() -> Non
 async def test_the_outcome_is_sent_to_the_trainer_and_recorded() -> None:
     stage = Stage(PolicyFailure("RuntimeError: no idea"))
     reason = "policy scripted failed: RuntimeError: no idea"
-    stage.join()
-    await stage.iterate(times=3)
+    await stage.begin(times=3)
     released = stage.jobs.release(RankRelease(stage.tokens[0]), ME)
     await settle()
     late = stage.jobs.release(RankRelease(stage.tokens[1]), ME)
@@ -73,7 +71,6 @@ async def test_the_outcome_is_sent_to_the_trainer_and_recorded() -> None:
     (ended,) = [r for r in stage.history.records if isinstance(r, JobEndRecord)]
     assert (ended.outcome, ended.outcome_reason) == ("at_full_speed", reason)
     assert [(job.job_id, job.line) for job in stage.jobs.ended] == [(ended.job_id, line)]
-    await stage.jobs.close("test over")
 
 
 async def test_advice_on_the_slowdown_is_in_the_status_the_log_the_last_message_and_the_history(
@@ -82,9 +79,7 @@ async def test_advice_on_the_slowdown_is_in_the_status_the_log_the_last_message_
     advice = SavingAdvice(0.02, 0.061, 0.05, 0.072, is_measured=True)
     stage = Stage(*[replace(baseline_plan(reason="nothing to save"), advice=(advice,))] * 9)
     text = "at 2 % slower this job would use 6.1 % less energy (5.0-7.2 %, measured): --max-slowdown 0.02"
-    stage.join()
-    await stage.iterate(times=4)
-    (runner,) = stage.jobs
+    runner = await stage.begin(times=4)
     assert runner.outcome().advice == text
     with caplog.at_level(logging.INFO, logger="gpuenergyd"):
         released = stage.jobs.release(RankRelease(stage.tokens[0]), ME)
@@ -97,13 +92,11 @@ async def test_advice_on_the_slowdown_is_in_the_status_the_log_the_last_message_
     assert text not in ended.outcome_reason
     recorded = [r for r in stage.history.records if isinstance(r, ControlEventRecord)]
     assert [r.reason for r in recorded if r.action == SLOWDOWN_ADVICE] == [text]
-    await stage.jobs.close("test over")
 
 
 async def test_a_job_that_a_stopping_daemon_ends_has_an_outcome() -> None:
     stage = Stage()
-    stage.join()
-    await stage.iterate()
+    await stage.begin()
     await stage.jobs.close("the daemon stops")
     await asyncio.sleep(0)
 

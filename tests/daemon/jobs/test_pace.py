@@ -38,7 +38,6 @@ async def test_a_slow_replica_elsewhere_sets_the_pace_and_the_policy_is_asked_at
     gone = stage.jobs.handle_pace(PaceReport(stage.tokens[0], None), ME)
     assert gone is not None
     assert gone.straggler_time_s is None
-    await stage.jobs.close("test over")
 
 
 async def test_a_repeated_pace_is_not_a_second_reading() -> None:
@@ -50,7 +49,6 @@ async def test_a_repeated_pace_is_not_a_second_reading() -> None:
     replies = [stage.jobs.handle_pace(report, ME) for report in reported]
 
     assert [reply.straggler_time_s for reply in replies if reply] == [None, None, None, PREPARED]
-    await stage.jobs.close("test over")
 
 
 async def test_a_pace_reply_holds_the_number_of_readings_and_the_overhead() -> None:
@@ -67,7 +65,6 @@ async def test_a_pace_reply_holds_the_number_of_readings_and_the_overhead() -> N
     assert second.num_readings > 0
     assert second.overhead_s is not None
     assert stage.jobs.replicas.least_overhead_s(runner) == 0.0
-    await stage.jobs.close("test over")
 
 
 async def test_straggler_pace_and_target_change_independently() -> None:
@@ -84,7 +81,6 @@ async def test_straggler_pace_and_target_change_independently() -> None:
 
     assert (both.permitted_time_s, both.straggler_time_s) == (0.5, PREPARED)
     assert (runner.job.target.permitted_time_s, runner.job.target.straggler_time_s) == (0.5, None)
-    await stage.jobs.close("test over")
 
 
 @pytest.mark.parametrize("time_s", [-1.0, math.nan, math.inf, 1e9])
@@ -95,11 +91,9 @@ async def test_an_invalid_time_is_refused_with_its_value(time_s: float) -> None:
         stage.jobs.handle_pace(PaceReport(stage.tokens[0], time_s), ME)
     with pytest.raises(ProtocolError, match="age_s"):
         stage.jobs.handle_pace(PaceReport(stage.tokens[0], 1.0, time_s), ME)
-    await stage.jobs.close("test over")
 
 
 async def test_a_pace_report_needs_the_job_token() -> None:
     stage = Stage(plan("tuned-1", 1200))
     stage.join()
     assert stage.jobs.handle_pace(PaceReport("00" * 16, 1.0), ME) is None
-    await stage.jobs.close("test over")

@@ -34,9 +34,7 @@ def _limited_stage(*answers: ClockPlan) -> Stage:
 
 async def test_limits_are_set_when_the_iteration_before_ends() -> None:
     stage = _limited_stage(_limit_plan("limits", 300.0, 250.0))
-    stage.join()
-    await stage.iterate(times=3)
-    (runner,) = stage.jobs
+    runner = await stage.begin(times=3)
     apply_at = runner.job.knowledge.plans.last_apply_at
     assert stage.worker.sets_clocks is False
     assert stage.policy.views[0].can_set_power_limits
@@ -50,7 +48,6 @@ async def test_limits_are_set_when_the_iteration_before_ends() -> None:
     assert len(stage.worker.power_limits) == 2
     assert stage.worker.requested_clocks == []
     assert [event.after for event in stage.events("limit")] == ["300 W", "250 W"]
-    await stage.jobs.close("the test is over")
 
 
 async def test_limits_are_withdrawn_by_a_plan_without_and_forgotten_by_a_restore() -> None:
@@ -58,70 +55,54 @@ async def test_limits_are_withdrawn_by_a_plan_without_and_forgotten_by_a_restore
         _limit_plan("limits", 300.0, None),
         full_speed_plan("block", SCHEDULE, [CLOCKS_MHZ] * 2, reason="full speed", sets_clocks=False),
     )
-    stage.join()
-    await stage.iterate(times=12)
+    await stage.begin(times=12)
     assert stage.worker.power_limits == [("GPU-0", 300.0), ("GPU-0", None)]
     (runner,) = stage.jobs
     runner.control_lost("the worker died")
     await settle()
     await stage.iterate(times=2)
     assert len(stage.worker.power_limits) == 2
-    await stage.jobs.close("the test is over")
 
 
 async def test_a_plan_for_a_suspected_straggler_is_prepared_with_the_levers_of_the_job() -> None:
     stage = _limited_stage(_limit_plan("limits", 300.0, 300.0))
-    stage.join()
-    await stage.iterate(times=8)
-    (runner,) = stage.jobs
+    runner = await stage.begin(times=8)
     assert stage.phase == "tuned"
     runner.prepare_for_pace(1.5)
     await settle()
     prepared = stage.policy.views[-1]
     assert prepared.target.is_forced
     assert (prepared.can_set_clocks, prepared.can_set_power_limits) == (False, True)
-    await stage.jobs.close("the test is over")
 
 
 async def test_a_refused_limit_ends_control() -> None:
     stage = _limited_stage(_limit_plan("limits", 300.0, 300.0))
     stage.worker.limit_refusal = "no permission"
-    stage.join()
-    await stage.iterate(times=8)
-    (runner,) = stage.jobs
+    runner = await stage.begin(times=8)
     assert stage.phase == "fallback"
     assert "the power limit cannot be set: no permission" in runner.job.phase_reason
-    await stage.jobs.close("the test is over")
 
 
 async def test_a_limit_out_of_range_is_an_invalid_plan() -> None:
     stage = _limited_stage(_limit_plan("limits", 50.0, 300.0))
-    stage.join()
-    await stage.iterate(times=4)
-    (runner,) = stage.jobs
+    runner = await stage.begin(times=4)
     assert "cannot be limited to 50 W; supported: 100 to 400 W" in runner.job.phase_reason
-    await stage.jobs.close("the test is over")
 
 
 async def test_a_policy_that_cannot_limit_power_predicts_instead() -> None:
     predicted = ClockPlan("predicted", PlanPurpose.PREDICTED, predicted=PlanPrediction(1.0, 90.0, None, 1.0, 100.0))
     stage = _limited_stage(predicted)
-    stage.join()
-    await stage.iterate(times=6)
-    (runner,) = stage.jobs
+    runner = await stage.begin(times=6)
     assert runner.prediction is not None
     assert runner.prediction.plan_id == "predicted"
     assert stage.worker.calls == []
     assert runner.outcome().kind == "observed_only"
     assert runner.outcome_line() == "policy scripted cannot plan with power limits alone: it only predicts"
-    await stage.jobs.close("the test is over")
 
 
 async def test_the_next_daemon_sets_all_limits_again() -> None:
     stage = _limited_stage(_limit_plan("limits", 300.0, None))
-    stage.join()
-    await stage.iterate(times=8)
-    (runner,) = stage.jobs
+    runner = await stage.begin(times=8)
     limits = runner.power_limits
     assert stage.worker.power_limits == [("GPU-0", 300.0)]
     snapshot = decode(encode(limits.snapshot()), PlanSettingSnapshot, max_bytes=10_000)
@@ -131,21 +112,16 @@ async def test_the_next_daemon_sets_all_limits_again() -> None:
     assert stage.worker.power_limits == [("GPU-0", 300.0), ("GPU-0", 300.0)]
     assert stage.events("limit")[1].before == "unknown"
 
-    await stage.jobs.close("the test is over")
-
 
 async def test_the_next_daemon_reads_no_limit_of_a_job_that_never_had_one() -> None:
     stage = Stage(plan("clocks", 1200))
-    stage.join()
-    await stage.iterate(times=8)
-    (runner,) = stage.jobs
+    runner = await stage.begin(times=8)
     limits = runner.power_limits
     snapshot = decode(encode(limits.snapshot()), PlanSettingSnapshot, max_bytes=10_000)
     stage.worker.limit_refusal = "the power of this GPU cannot be read"
     limits.restore(snapshot)
     await stage.iterate(times=2)
     assert stage.phase == "tuned"
-    await stage.jobs.close("the test is over")
 
 
 async def test_profiles_are_set_withdrawn_and_audited_as_limits_are() -> None:
@@ -153,40 +129,31 @@ async def test_profiles_are_set_withdrawn_and_audited_as_limits_are() -> None:
         _profile_plan("profiles", 1, None),
         full_speed_plan("block", SCHEDULE, [CLOCKS_MHZ] * 2, reason="full speed", sets_clocks=False),
     )
-    stage.join()
-    await stage.iterate(times=12)
+    await stage.begin(times=12)
     assert stage.policy.views[0].can_set_power_profiles
     assert stage.policy.views[0].gpus[0].power_profiles == (0, 1)
     assert stage.worker.power_profiles == [("GPU-0", 1), ("GPU-0", None)]
     assert stage.worker.power_limits == []
     assert [event.after for event in stage.events("profile")] == ["requested: 1", "requested: none"]
-    await stage.jobs.close("the test is over")
 
 
 async def test_a_refused_profile_ends_control_with_what_is_missing() -> None:
     stage = Stage(_profile_plan("profiles", 1, 1))
     stage.worker.limit_refusal = "no permission; run the GPU worker with CAP_SYS_ADMIN"
-    stage.join()
-    await stage.iterate(times=8)
-    (runner,) = stage.jobs
+    runner = await stage.begin(times=8)
     assert stage.phase == "fallback"
     assert "the workload power profile cannot be set: no permission; run the GPU worker" in runner.job.phase_reason
-    await stage.jobs.close("the test is over")
 
 
 async def test_a_profile_that_a_gpu_does_not_offer_is_an_invalid_plan() -> None:
     stage = Stage(_profile_plan("profiles", 1, 7))
-    stage.join()
-    await stage.iterate(times=4)
-    (runner,) = stage.jobs
+    runner = await stage.begin(times=4)
     assert "rank 1 has no workload power profile 7; offered: 0, 1" in runner.job.phase_reason
-    await stage.jobs.close("the test is over")
 
 
 async def test_a_job_learns_of_the_profiles_that_other_programs_request() -> None:
     stage = Stage(_profile_plan("profiles", 1, 1))
-    stage.join()
-    await stage.iterate(times=8)
+    await stage.begin(times=8)
     details = GpuDetails(requested_power_profiles="1")
     stage.jobs.handle_gpu_settings(GpuSettingsRead("GPU-0", details, is_our_power_limit=False, our_power_profile=1))
     await stage.iterate()
@@ -195,14 +162,11 @@ async def test_a_job_learns_of_the_profiles_that_other_programs_request() -> Non
     stage.jobs.handle_gpu_settings(GpuSettingsRead("GPU-0", details, is_our_power_limit=False, our_power_profile=1))
     await stage.iterate()
     assert stage.policy.views[-1].gpus[0].foreign_power_profiles == (20,)
-    await stage.jobs.close("the test is over")
 
 
 async def test_the_next_daemon_sets_all_profiles_again() -> None:
     stage = Stage(_profile_plan("profiles", 1, None))
-    stage.join()
-    await stage.iterate(times=8)
-    (runner,) = stage.jobs
+    runner = await stage.begin(times=8)
     profiles = runner.power_profiles
     snapshot = decode(encode(profiles.snapshot()), PlanSettingSnapshot, max_bytes=10_000)
     profiles.forget()
@@ -210,4 +174,3 @@ async def test_the_next_daemon_sets_all_profiles_again() -> None:
     await stage.iterate()
     assert stage.worker.power_profiles == [("GPU-0", 1), ("GPU-0", 1)]
     assert stage.events("profile")[1].before == "unknown"
-    await stage.jobs.close("the test is over")

@@ -196,9 +196,7 @@ def test_a_member_whose_clocks_may_not_be_set_stays_at_full_speed() -> None:
 def test_a_held_question_is_asked_when_the_pace_of_the_job_is_not_known_any_more() -> None:
     async def scenario() -> None:
         stage = Stage(TUNED)
-        stage.join()
-        await stage.iterate(times=4)
-        (runner,) = stage.jobs
+        runner = await stage.begin(times=4)
         stage.jobs.replicas._with_replicas.add(runner.job_id)
         assert isinstance(runner.plans, PermittedPlans)
         runner.prepare_for_pace(1.2)
@@ -213,7 +211,6 @@ def test_a_held_question_is_asked_when_the_pace_of_the_job_is_not_known_any_more
         await settle()
 
         assert len(stage.policy.views) == num_asked + 1
-        await stage.jobs.close("the test is over")
 
     play(scenario)
 
@@ -228,7 +225,6 @@ def test_a_member_of_a_pipeline_across_hosts_follows_no_clocks_where_plans_may_o
         assert isinstance(runner.plans, PostedPlans)
 
         assert not runner.plans.can_set_clocks()
-        await stage.jobs.close("the test is over")
 
     play(scenario)
 

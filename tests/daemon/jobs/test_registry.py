@@ -32,8 +32,7 @@ from tests.support.job_stage import ME, Stage, plan, registration, report, settl
 
 async def test_gpus_are_leased_before_a_plan_is_sent_and_clock_requests_follow() -> None:
     stage = Stage(plan("tuned-1", 1200))
-    stage.join()
-    await stage.iterate(times=2)
+    await stage.begin(times=2)
     assert stage.worker.calls == [("lease", ("GPU-0", "GPU-1"))]
     (first,), (second,) = await stage.iterate()
     assert stage.send(plan_epoch=1) is Admission.FORWARDED
@@ -48,8 +47,7 @@ async def test_gpus_are_leased_before_a_plan_is_sent_and_clock_requests_follow()
 
 async def test_a_plan_is_sent_again_while_a_rank_runs_its_iterations_under_an_older_one() -> None:
     stage = Stage(plan("tuned-1", 1200))
-    stage.join()
-    await stage.iterate(times=2)
+    await stage.begin(times=2)
     (lost,), (kept,) = await stage.iterate()
     before = await stage.iterate(times=lost.apply_at_iteration - stage.next_index)
     at = stage.jobs.handle_report(report(stage.tokens[0], 0, stage.next_index, 0), ME)
@@ -77,13 +75,11 @@ async def test_the_gpus_of_an_ended_job_are_restored_before_another_may_claim_th
     assert list(stage.jobs) == []
     (ended,) = [r for r in stage.history.records if isinstance(r, JobEndRecord)]
     assert ended.end_reason == "rank 0 was released"
-    await stage.jobs.close("test over")
 
 
 async def test_other_ranks_of_an_ended_job_return_to_full_speed_and_their_requests_are_stale() -> None:
     stage = Stage(plan("tuned-1", 1200))
-    stage.join()
-    await stage.iterate(times=3)
+    await stage.begin(times=3)
     stage.jobs.release(RankRelease(stage.tokens[0]), ME)
     await settle()
     reply = stage.jobs.handle_report(report(stage.tokens[1], 1, 9, 1), ME)
@@ -93,13 +89,11 @@ async def test_other_ranks_of_an_ended_job_return_to_full_speed_and_their_reques
     assert [(p.changes, p.apply_at_iteration) for p in reply.plans] == [((), 0)]
     assert outcome is Admission.STALE
     assert stage.worker.requested_clocks == []
-    await stage.jobs.close("test over")
 
 
 async def test_after_a_policy_failure_the_job_runs_at_full_speed_and_old_requests_are_stale() -> None:
     stage = Stage(plan("tuned-1", 1200), PolicyFailure("RuntimeError: no idea"))
-    stage.join()
-    await stage.iterate(times=2)
+    await stage.begin(times=2)
     await stage.iterate()
     given = await stage.iterate(plan_epoch=1, times=2)
     outcome = stage.send(plan_epoch=1)
@@ -108,20 +102,17 @@ async def test_after_a_policy_failure_the_job_runs_at_full_speed_and_old_request
     assert stage.worker.calls == [("lease", ("GPU-0", "GPU-1")), ("restore", ("GPU-0", "GPU-1"))]
     assert [p.changes for p in given[0]] == [()]
     assert outcome is Admission.STALE
-    await stage.jobs.close("test over")
 
 
 async def test_a_refused_lease_leads_to_full_speed_with_its_reason() -> None:
     stage = Stage(plan("tuned-1", 1200))
     stage.worker.refusal = "GPU-0 is leased to somebody"
-    stage.join()
-    await stage.iterate(times=2)
+    await stage.begin(times=2)
     outcome = stage.send(plan_epoch=0)
 
     assert stage.phase == "fallback"
     assert outcome is Admission.STALE
     assert [e.reason for e in stage.events("lease")] == ["GPU-0 is leased to somebody"]
-    await stage.jobs.close("test over")
 
 
 @pytest.mark.fault(8)
@@ -146,8 +137,7 @@ async def test_a_lost_worker_or_a_failed_change_leads_only_tuned_jobs_to_full_sp
     ]
     for lose in ways:
         stage = Stage(plan("t", 1200))
-        stage.join()
-        await stage.iterate()
+        await stage.begin()
         lose(stage.jobs)
         untouched = stage.phase
         await stage.iterate(times=2)
@@ -167,9 +157,7 @@ def failed_set(gpu_uuid: str) -> ClockChangeReport:
 
 async def test_an_idle_job_is_restored_and_leases_again_at_its_next_clock_request() -> None:
     stage = Stage(plan("tuned-1", 1200))
-    stage.join()
-    await stage.iterate(times=3)
-    (runner,) = stage.jobs
+    runner = await stage.begin(times=3)
     assert runner.job.baseline is not None
     runner.last_report_mono_ns = time.monotonic_ns() - 10_000_000_000
     stage.jobs.check_time_limits()
@@ -184,7 +172,6 @@ async def test_an_idle_job_is_restored_and_leases_again_at_its_next_clock_reques
     assert [call for call, _ in stage.worker.calls] == ["lease", "restore", "lease"]
     assert (silent, speaking) == (Admission.STALE, Admission.FORWARDED)
     assert stage.phase == "tuned"
-    await stage.jobs.close("test over")
 
 
 def predicted_plan() -> ClockPlan:
@@ -211,7 +198,6 @@ async def test_an_observing_daemon_records_a_prediction_and_never_leases() -> No
     assert not runner.job.knowledge.plans.kept
     assert stage.worker.calls == []
     assert sum(isinstance(r, IterationRecord) for r in stage.history.records) == 8
-    await stage.jobs.close("test over")
 
 
 @pytest.mark.parametrize("is_observing", [True, False])
@@ -219,27 +205,23 @@ async def test_a_program_that_joins_an_observing_daemon_is_notified(*, is_observ
     stage = Stage(is_observing=is_observing)
     registered = stage.jobs.register(registration(0), ME, os.pidfd_open(os.getpid()))
     assert ("the daemon only observes (mode observe)" in registered.message) is is_observing
-    await stage.jobs.close("test over")
 
 
 async def test_a_policy_that_needs_profiling_gives_a_reason_in_place_of_a_prediction() -> None:
     stage = Stage(plan("profile-1", 1200, PlanPurpose.TRIAL), is_observing=True)
-    stage.join()
-    await stage.iterate(times=8)
+    await stage.begin(times=8)
 
     (runner,) = stage.jobs
     assert runner.prediction is not None
     assert runner.prediction.predicted is None
     assert "cannot predict without trying clocks" in runner.prediction.reason
     assert not [r for r in stage.history.records if isinstance(r, PlanRecord)]
-    await stage.jobs.close("test over")
 
 
 async def test_a_job_with_an_observe_only_gpu_leases_once_it_can_be_controlled() -> None:
     stage = Stage(predicted_plan(), plan("tuned-1", 1200))
     stage.jobs.handle_gpu_health(GpuHealthChange("GPU-1", GpuHealth.OBSERVE_ONLY, "MIG is enabled"))
-    stage.join()
-    await stage.iterate(times=8)
+    await stage.begin(times=8)
     assert stage.worker.calls == []
     assert [view.can_set_clocks for view in stage.policy.views] == [False]
 
@@ -247,13 +229,11 @@ async def test_a_job_with_an_observe_only_gpu_leases_once_it_can_be_controlled()
     await stage.iterate(times=50)
     assert stage.policy.views[1].can_set_clocks
     assert any(call[0] == "lease" for call in stage.worker.calls)
-    await stage.jobs.close("test over")
 
 
 async def test_each_change_is_recorded_with_actor_and_reason() -> None:
     stage = Stage(plan("tuned-1", 1200))
-    stage.join()
-    await stage.iterate(times=3)
+    await stage.begin(times=3)
     await stage.jobs.close("the daemon was stopped")
 
     (job,) = [r for r in stage.history.records if isinstance(r, JobRecord)]
@@ -271,12 +251,10 @@ async def test_each_change_is_recorded_with_actor_and_reason() -> None:
 
 async def test_an_iteration_without_energy_readings_is_observed_after_the_time_limit() -> None:
     stage = Stage()
-    stage.join()
-    await stage.iterate(times=3)
+    await stage.begin(times=3)
 
     iterations = [r for r in stage.history.records if isinstance(r, IterationRecord)]
     assert [r.energy_j for r in iterations] == [None] * 3
-    await stage.jobs.close("test over")
 
 
 @pytest.mark.fault(17)
@@ -296,8 +274,7 @@ async def test_energy_comes_from_the_counters_of_all_gpus_of_the_job() -> None:
 
 async def test_a_request_for_an_unsupported_clock_or_an_unknown_plan_is_hostile() -> None:
     stage = Stage(plan("tuned-1", 1200))
-    stage.join()
-    await stage.iterate(times=3)
+    await stage.begin(times=3)
     outcomes = [
         stage.send(clock_mhz=1201, plan_epoch=1),
         stage.send(clock_mhz=0, plan_epoch=1),
@@ -307,7 +284,6 @@ async def test_a_request_for_an_unsupported_clock_or_an_unknown_plan_is_hostile(
     assert outcomes == [Admission.HOSTILE] * 3
     assert stage.jobs.clock_requests.num_hostile == 3
     assert stage.worker.requested_clocks == []
-    await stage.jobs.close("test over")
 
 
 @pytest.mark.fault(60)
@@ -370,7 +346,6 @@ async def test_the_number_of_ranks_per_user_is_limited() -> None:
     os.close(pidfd)
 
     assert stage.gpus["GPU-1"].claim is None
-    await stage.jobs.close("test over")
 
 
 async def test_the_measured_latency_of_clock_changes_reaches_the_policy() -> None:
@@ -394,7 +369,6 @@ async def test_the_measured_latency_of_clock_changes_reaches_the_policy() -> Non
         "raise 30 ms, lower 30 ms, assumed",
         "raise 4 ms, lower 4 ms, measured",
     )
-    await stage.jobs.close("test over")
 
 
 async def test_policies_know_how_many_gpus_of_the_host_all_jobs_use() -> None:
@@ -416,13 +390,11 @@ async def test_policies_know_how_many_gpus_of_the_host_all_jobs_use() -> None:
     stage.jobs.release(RankRelease(registered.rank_token), ME)
     await settle()
     assert shares(first) == [2, 2]
-    await stage.jobs.close("the test is over")
 
 
 async def test_several_reports_of_a_rank_are_handled_in_order_and_get_one_reply() -> None:
     stage = Stage(plan("tuned-1", 1200))
-    stage.join()
-    await stage.iterate(times=2)
+    await stage.begin(times=2)
     (lost,), _ = await stage.iterate()
     first = lost.apply_at_iteration
     await stage.iterate(times=first - stage.next_index)
@@ -438,7 +410,6 @@ async def test_several_reports_of_a_rank_are_handled_in_order_and_get_one_reply(
     for several, what in (([], "0 reports"), (sent[:1] * 65, "65 reports")):
         with pytest.raises(ProtocolError, match=f"{what} in a message; 1 to 64 are accepted"):
             await stage.jobs.handle_reports(several, ME)
-    await stage.jobs.close("test over")
 
 
 async def test_other_requests_are_handled_between_several_reports() -> None:
@@ -473,7 +444,6 @@ async def test_times_of_instructions_are_dispensable_once_planned_unless_waits_f
     replica = stage.jobs.register(replace(alone, dp_rank=1, gpu_uuid="GPU-1"), ME, os.pidfd_open(os.getpid()))
     assert not takes_untimed(first, 2)
     assert not takes_untimed(replica.rank_token, 0)
-    await stage.jobs.close("test over")
 
 
 @pytest.mark.parametrize("is_observing", [True, False])
@@ -492,7 +462,6 @@ async def test_only_jobs_that_are_observed_report_iterations_together_and_each_o
     assert reply is not None
     assert reply.takes_together is is_observing
     assert job.num_iterations == 5
-    await stage.jobs.close("test over")
 
 
 async def test_a_member_of_a_pipeline_across_hosts_times_all_instructions() -> None:
@@ -502,7 +471,6 @@ async def test_a_member_of_a_pipeline_across_hosts_times_all_instructions() -> N
     reply = stage.jobs.handle_report(report(token, 0, 0, 0), ME)
     assert reply is not None
     assert not reply.takes_untimed
-    await stage.jobs.close("test over")
 
 
 async def test_a_peer_cannot_use_the_token_of_another_uid() -> None:
@@ -515,7 +483,6 @@ async def test_a_peer_cannot_use_the_token_of_another_uid() -> None:
     admitted = stage.jobs.clock_requests.admit(record, stranger)
 
     assert (reported, released, admitted) == (None, None, Admission.HOSTILE)
-    await stage.jobs.close("test over")
 
 
 @pytest.mark.fault(29)
@@ -553,8 +520,7 @@ async def test_an_iteration_whose_ranks_followed_different_plans_says_nothing_of
 
 async def test_only_supported_clocks_within_an_hour_are_admitted_in_a_timetable() -> None:
     stage = Stage(plan("tuned-1", 1200))
-    stage.join()
-    await stage.iterate(times=3)
+    await stage.begin(times=3)
     token, now_ns = bytes.fromhex(stage.tokens[0]), time.monotonic_ns()
 
     def admitted(sequence: int, *later: TimedClock) -> Admission:
@@ -565,4 +531,3 @@ async def test_only_supported_clocks_within_an_hour_are_admitted_in_a_timetable(
     assert admitted(2, TimedClock(900, now_ns), TimedClock(1411, now_ns + 10**9)) is Admission.HOSTILE
     assert admitted(3, TimedClock(900, now_ns), TimedClock(0, now_ns + 10**9)) is Admission.HOSTILE
     assert admitted(4, TimedClock(900, now_ns + 3601 * 10**9)) is Admission.HOSTILE
-    await stage.jobs.close("test over")

@@ -79,7 +79,6 @@ async def test_ranks_of_a_plain_loop_have_no_straggler() -> None:
     assert stage.events("straggler") == []
     assert all(reply is not None and reply.straggler_time_s is None for reply in elsewhere)
     assert all(view.num_dp_ranks == 2 for view in stage.policy.views)
-    await stage.jobs.close("test over")
 
 
 PHASES = (("F", 0, 0), ("B", 0, 0), ("O", 0, 0))
@@ -128,4 +127,3 @@ async def test_a_report_that_covers_the_host_sets_the_pace_of_all_its_ranks_and_
     assert reply.num_readings > 0
     assert all(pace_s is not None and pace_s > 0.95 * slow_s for pace_s in followed_s)
     assert all(pace_s is None or pace_s < 0.95 * slow_s for pace_s in left_s)
-    await stage.jobs.close("test over")

@@ -73,8 +73,7 @@ async def test_both_ranks_of_a_stage_follow_one_plan_on_their_own_gpus() -> None
 
 async def test_the_energy_of_an_iteration_is_that_of_all_gpus_and_the_view_has_one_entry_per_stage() -> None:
     stage = DoubledStage(plan("tuned", 900))
-    stage.join()
-    await stage.iterate(times=3)
+    await stage.begin(times=3)
 
     view = stage.policy.views[-1]
     observation = view.observations[-1]
@@ -83,7 +82,6 @@ async def test_the_energy_of_an_iteration_is_that_of_all_gpus_and_the_view_has_o
     assert [(gpu.gpu_uuid, gpu.num_gpus) for gpu in view.gpus] == [("GPU-0", 2), ("GPU-2", 2)]
     rows = [record for record in stage.history.records if isinstance(record, IterationRecord)]
     assert rows[-1].energy_j == pytest.approx(sum(POWERS_W) * rows[-1].iteration_time_s)
-    await stage.jobs.close("done")
 
 
 async def test_an_iteration_waits_for_the_report_of_each_rank() -> None:
@@ -98,7 +96,6 @@ async def test_an_iteration_waits_for_the_report_of_each_rank() -> None:
     stage.jobs.handle_report(report(stage.tokens[2], 1, 0, 0), ME)
 
     assert runner.job.num_iterations == 1
-    await stage.jobs.close("done")
 
 
 async def test_registrations_that_contradict_each_other_are_refused() -> None:
@@ -112,7 +109,6 @@ async def test_registrations_that_contradict_each_other_are_refused() -> None:
         stage.jobs.register(replace(first, stage_rank=2), ME, -1)
     with pytest.raises(ProtocolError, match="num_stage_ranks 2 must be 1 for a member of a pipeline across hosts"):
         stage.jobs.register(replace(first, num_pp_ranks=1, is_pipeline_member=True), ME, -1)
-    await stage.jobs.close("done")
 
 
 def longer(pp_rank: int) -> RankRegistration:
@@ -149,18 +145,15 @@ async def test_the_job_is_restored_at_the_first_and_has_another_schedule_at_the_
         "2 -> 3 microbatches per iteration: measuring full speed again",
     )
     assert stage.jobs.registration(job_id).num_microbatches == 3
-    await stage.jobs.close("test over")
 
 
 async def test_a_registration_that_is_only_repeated_changes_nothing() -> None:
     stage = Stage(plan("tuned-1", 1200))
-    stage.join()
-    await stage.iterate(times=3)
+    await stage.begin(times=3)
     register(stage, registration(0))
     register(stage, registration(1))
 
     assert stage.phase == "tuned"
-    await stage.jobs.close("test over")
 
 
 async def test_a_new_registration_that_contradicts_the_job_otherwise_is_refused() -> None:
@@ -168,7 +161,6 @@ async def test_a_new_registration_that_contradicts_the_job_otherwise_is_refused(
     stage.join()
     with pytest.raises(JobError, match="schedule_name 'gpipe' of rank 0 contradicts '1f1b'"):
         register(stage, replace(longer(0), schedule_name="gpipe"))
-    await stage.jobs.close("test over")
 
 
 async def test_a_rank_of_a_pipeline_across_hosts_changes_for_itself_and_forgets_the_plan_of_its_leader() -> None:
@@ -184,4 +176,3 @@ async def test_a_rank_of_a_pipeline_across_hosts_changes_for_itself_and_forgets_
     assert runner.job.description.num_microbatches == 3
     assert isinstance(runner.plans, PostedPlans)
     assert runner.plans.posted is None
-    await stage.jobs.close("test over")

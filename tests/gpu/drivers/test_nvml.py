@@ -14,19 +14,14 @@ import pynvml
 import pytest
 
 from gpuenergyd.core.host.energy_scope import EnergyScope
-from gpuenergyd.errors import (
-    DriverError,
-    GpuError,
-    GpuLostError,
-    GpuPermissionError,
-    GpuUnsupportedError,
-)
+from gpuenergyd.errors import DriverError, GpuError, GpuLostError, GpuPermissionError, GpuUnsupportedError
 from gpuenergyd.gpu.drivers.nvml import NvmlHost
 from gpuenergyd.gpu.drivers.nvml_errors import nvml_error
 from gpuenergyd.gpu.worker.threads.counter_edges import EnergyEdges
 from gpuenergyd_sim.driver.device_model import InstructionWork
 from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.gpu.conftest import NvmlWorld
+from tests.support.processes import finished
 from tests.support.waiting import LIMIT_S, wait_until
 
 CODES = sorted(
@@ -195,13 +190,7 @@ def test_privilege_is_cap_sys_admin_and_not_uid_0(nvml_world: NvmlWorld) -> None
     without = ["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"]
 
     def run(*prefix: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*prefix, sys.executable, "-c", code],
-            env=nvml_world.environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return finished([*prefix, sys.executable, "-c", code], env=nvml_world.environment())
 
     assert run().returncode == 0
     refused = run(*without)

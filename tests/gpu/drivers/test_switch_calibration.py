@@ -40,10 +40,8 @@ class Seen:
     @property
     def is_true(self) -> bool:
         """Whether the exact instant is between the two readings that bracket it."""
-        change = self.change
-        if change.unseen_until_mono_ns is not None and self.effective_mono_ns <= change.unseen_until_mono_ns:
-            return False
-        return change.effective_mono_ns is None or self.effective_mono_ns <= change.effective_mono_ns
+        low_ns, high_ns = self.change.unseen_until_mono_ns, self.change.effective_mono_ns
+        return (low_ns or 0) < self.effective_mono_ns and (high_ns is None or self.effective_mono_ns <= high_ns)
 
     @property
     def width_s(self) -> float:
@@ -250,15 +248,11 @@ def test_effect_is_bracketed_to_a_millisecond_or_an_eighth_of_it(settle_ms: floa
 
     reported, num_reads = reads_until_reported(watch, 10.0 + settle_ms, before_mhz=1410, after_mhz=900)
 
-    assert reported.effective_mono_ns is not None
+    low_ns, high_ns = reported.unseen_until_mono_ns or reported.returned_mono_ns, reported.effective_mono_ns
+    assert high_ns is not None
     assert reported.previous_sm_clock_mhz == 1410
-    assert (
-        (reported.unseen_until_mono_ns or reported.returned_mono_ns)
-        <= (10.0 + settle_ms) * 1e6
-        <= reported.effective_mono_ns
-    )
-    width_ns = reported.effective_mono_ns - (reported.unseen_until_mono_ns or reported.returned_mono_ns)
-    assert width_ns <= max(1.0, settle_ms / 8) * 1e6
+    assert low_ns <= (10.0 + settle_ms) * 1e6 <= high_ns
+    assert high_ns - low_ns <= max(1.0, settle_ms / 8) * 1e6
     assert num_reads <= 25
     assert watch.next_read_ns == 0
 

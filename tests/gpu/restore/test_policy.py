@@ -1,7 +1,6 @@
 """Restore policies and baselines, as applied by the worker, the restore command and the daemon."""
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,17 +16,10 @@ from gpuenergyd.gpu.restore.policy import RestorePolicy, RestoreRules
 from tests.gpu.restore.test_journal import entry
 from tests.support.daemon_process import DaemonProcess, training
 from tests.support.waiting import wait_until
-from tests.support.worker_site import OWNER, Site, request_clock, simulated_site, until
+from tests.support.worker_site import OWNER, Site, request_clock, until
 
 _TRIES = 8
 KEEP = RestoreRules(RestorePolicy.KEEP)
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    """Two simulated A100s held by this process; workers are ended afterwards."""
-    with simulated_site(tmp_path, 2) as made:
-        yield made
 
 
 @pytest.fixture

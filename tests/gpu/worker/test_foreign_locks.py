@@ -1,7 +1,7 @@
 """Clock locks of other programs at the GPU worker: leases stay below them, and restores set them again."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,15 +11,8 @@ from gpuenergyd.gpu.link.messages import GpuHealth, GpuSample
 from gpuenergyd.gpu.restore.journal import Journal
 from gpuenergyd.gpu.restore.policy import RestorePolicy, RestoreRules
 from gpuenergyd.gpu.worker.foreign_changes import foreign_clock_mhz
-from tests.support.worker_site import OWNER, Received, Site, request_clock, simulated_site
+from tests.support.worker_site import OWNER, Received, Site, request_clock
 from tests.support.worker_site import until as until_within
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    """Two simulated A100s held by this process."""
-    with simulated_site(tmp_path, 2) as made:
-        yield made
 
 
 async def until(predicate: Callable[[], object]) -> None:

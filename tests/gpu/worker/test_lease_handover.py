@@ -1,23 +1,13 @@
 """Lease handover: a daemon that restarts in order keeps its leases; every other end of a daemon restores the clocks."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from gpuenergyd.errors import GpuError
 from gpuenergyd.gpu.worker.leases import HandoverResult, LeaseHandover
 from tests.support.worker_link import WorkerLink
-from tests.support.worker_site import OWNER, Site, request_clock, simulated_site, until, with_worker
+from tests.support.worker_site import OWNER, Site, request_clock, until, with_worker
 
 TOKEN = "0123456789abcdef" * 2
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    """Two simulated A100s held by this process; workers are ended afterwards."""
-    with simulated_site(tmp_path, 2) as made:
-        yield made
 
 
 async def lower_and_go(site: Site, keep_s: float) -> None:

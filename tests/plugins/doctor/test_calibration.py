@@ -21,7 +21,7 @@ from gpuenergyd_sim.driver.device_parameters import A100_SXM
 from gpuenergyd_sim.driver.host import SimulatedHost
 from gpuenergyd_sim.driver.world import create_world
 from gpuenergyd_sim.driver.world_kinds import WorldKind, parameters_in
-from tests.daemon.manual_leases.test_administrator import ASK_AS_NOBODY, NOBODY
+from tests.plugins.locks.test_administrator import ASK_AS_NOBODY, NOBODY
 from tests.support.client_process import daemon_for_everybody
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
 from tests.support.waiting import LIMIT_S, wait_until

@@ -12,6 +12,7 @@ from gpuenergyd.errors import DriverError, GpuNotFoundError
 from gpuenergyd_doctor import load
 from gpuenergyd_doctor.load import SPIN_PTX, CudaLoad
 from tests.support.fake_nvml.library import compiler
+from tests.support.processes import finished
 
 SECOND_GPU = "GPU-10111213-1415-1617-1819-1a1b1c1d1e1f"
 
@@ -74,12 +75,7 @@ def test_the_kernel_assembles(tmp_path: Path) -> None:
     source = tmp_path / "spin.ptx"
     source.write_bytes(SPIN_PTX)
 
-    done = subprocess.run(
-        [ptxas, "-v", "-arch=sm_90", str(source), "-o", str(tmp_path / "spin.cubin")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = finished([ptxas, "-v", "-arch=sm_90", str(source), "-o", str(tmp_path / "spin.cubin")])
 
     assert done.returncode == 0, done.stderr
     assert re.search(r"Used \d+ registers", done.stderr)

@@ -5,11 +5,7 @@ from collections import Counter
 import pytest
 
 from gpuenergyd.core.pipeline.switching import ENOUGH, ClockRegion, Direction, ObservedSwitch, direction_of, region_of
-from gpuenergyd_doctor.walk import (
-    calibrated_targets,
-    calibration_clocks_mhz,
-    calibration_walk_mhz,
-)
+from gpuenergyd_doctor.walk import calibrated_targets, calibration_clocks_mhz, calibration_walk_mhz
 from gpuenergyd_sim.driver.device_parameters import MODELS
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from gpuenergyd_otlp.metrics import otlp_metrics
 from gpuenergyd_otlp.protobuf import encoded_request
-from tests.daemon.api.test_metrics import STATUS
+from tests.plugins.otlp.test_prometheus import STATUS
 
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

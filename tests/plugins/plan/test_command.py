@@ -13,9 +13,9 @@ from gpuenergyd.core.pipeline.schedules import SCHEDULES
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
 from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflineRequest
 from gpuenergyd.errors import GpuEnergyError, ProfileError, UsageError
-from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
 from gpuenergyd_plan.command import plan
 from gpuenergyd_plan.inputs import load_planner
+from gpuenergyd_plan.profiles.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
 from tests.plugins.plan.invocation import output_of, plan_figures, write_table
 
 SHARED = Path(__file__).parents[3].parent / "shared" / "data"

@@ -3,7 +3,6 @@
 import json
 import os
 import pwd
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -16,6 +15,7 @@ from gpuenergyd.client.connection import HttpConnection
 from gpuenergyd.errors import ProtocolError
 from tests.support.client_process import daemon_for_everybody
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
+from tests.support.processes import finished
 from tests.support.waiting import LIMIT_S, wait_until
 
 NOBODY = pwd.getpwnam("nobody").pw_uid
@@ -97,12 +97,7 @@ def test_impossible_requests_change_nothing(daemon: DaemonProcess, body: bytes) 
 def test_only_administrators_change_it_and_everybody_sees_it(daemon: DaemonProcess) -> None:
     if os.geteuid() != 0:
         pytest.skip("becoming another user needs root")
-    asked = subprocess.run(
-        [sys.executable, "-I", "-c", PUT_AS_NOBODY, str(daemon.socket_path), str(NOBODY)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    asked = finished([sys.executable, "-I", "-c", PUT_AS_NOBODY, str(daemon.socket_path), str(NOBODY)], check=True)
     first, second, shown = json.loads(asked.stdout)
     for status, answer in (first, second):
         assert status == 403

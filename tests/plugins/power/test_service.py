@@ -103,7 +103,6 @@ def on_host(*answers: ClockPlan, **given: Any) -> Callable[[Callable[[Host], Awa
             async def run() -> None:
                 host = Host(tmp_path, *answers, **given)
                 await scenario(host)
-                await host.stage.jobs.close("the test is over")
 
             play(run)
 

@@ -1,7 +1,6 @@
 """Proofs from calibration to check: a stranger recomputes the verdict, and tampering costs it."""
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +26,7 @@ from tests.plugins.prove.tampering import (
     signed_by_a_stranger,
 )
 from tests.plugins.prove.virtual_training import VirtualMeter, VirtualTraining
+from tests.support.processes import finished
 
 ROOT = Path(__file__).parents[3]
 
@@ -286,13 +286,6 @@ def test_check_does_not_depend_on_the_host(proof: Path, tmp_path: Path) -> None:
     )
     environ = {"PYTHONHASHSEED": "17", "LC_ALL": "C", "TZ": "Pacific/Chatham", "PYTHONPATH": str(ROOT)}
 
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(proof)],
-        cwd=tmp_path,
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = finished([sys.executable, "-c", program, str(proof)], cwd=tmp_path, env=environ)
 
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,7 @@ from gpuenergyd.core.pipeline.graph import (
     one_forward_one_backward,
 )
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
-from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
+from gpuenergyd_plan.profiles.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
 from gpuenergyd_policies.planning.exact.network import FlowNetwork
 from gpuenergyd_policies.planning.exact.sweep_kernels import NetworkArrays
 

@@ -19,7 +19,7 @@ from gpuenergyd.core.policy_api.policy import JobView, OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.core.policy_api.testing import SimulatedJob, job_view
 from gpuenergyd.errors import TargetError, UsageError
-from gpuenergyd.wire.profile_files import ProfileTable, read_pipeline_file
+from gpuenergyd_plan.profiles.profile_files import ProfileTable, read_pipeline_file
 from gpuenergyd_policies.envelope import Envelope, plan_offline
 from gpuenergyd_policies.planning.envpipe import (
     EnvelopeMode,

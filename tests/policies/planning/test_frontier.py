@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -39,6 +38,7 @@ from tests.policies.planning.pipelines import (
     shared_instance,
 )
 from tests.support.examples import examples
+from tests.support.processes import finished
 from tests.support.thorough import thorough
 
 ROOT = Path(__file__).parents[3]
@@ -299,12 +299,10 @@ def test_plans_are_the_same_without_numba() -> None:
     )
 
     def output(disable_jit: str) -> str:
-        return subprocess.run(
+        return finished(
             [sys.executable, "-c", script, str(ROOT)],
             env={**os.environ, "NUMBA_DISABLE_JIT": disable_jit},
             cwd=ROOT,
-            capture_output=True,
-            text=True,
             check=True,
         ).stdout
 

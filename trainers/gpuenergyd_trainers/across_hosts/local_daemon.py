@@ -1,14 +1,14 @@
 """Requests from a store thread to the daemon of this host; on failure they return None and do not raise."""
 
 import json
-import logging
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
 from gpuenergyd.client.connection import HttpConnection, refusal_reason
+from gpuenergyd.log_lines import safe_logger
 
-logger = logging.getLogger("gpuenergyd.trainers")
+logger = safe_logger("gpuenergyd.trainers")
 _LIMIT_S = 1.0
 _MAX_REASONS = 32
 

@@ -13,7 +13,6 @@ replica waits for another, and reading a statement twice does not count as a new
 """
 
 import json
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -22,12 +21,13 @@ from typing import Any
 from gpuenergyd.client.environment import find_socket_path
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd.core.distributed.stragglers import StragglerRules
+from gpuenergyd.log_lines import safe_logger
 from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE, Store, find_store_address
 from gpuenergyd_trainers.across_hosts.local_daemon import LocalDaemon
 from gpuenergyd_trainers.across_hosts.run_agreement import RunAgreement
 from gpuenergyd_trainers.across_hosts.store_thread import PERIOD_S, StoreThread, connection_to
 
-logger = logging.getLogger("gpuenergyd.trainers")
+logger = safe_logger("gpuenergyd.trainers")
 
 _COUNTER = "replicas"
 _MAX_REPLICAS = 1024

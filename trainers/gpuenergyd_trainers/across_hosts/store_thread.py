@@ -1,13 +1,13 @@
 """A thread for periodic exchanges through the job's store, which may hang without blocking training."""
 
-import logging
 import threading
 from collections.abc import Callable
 
 from gpuenergyd.client.environment import without_restarts
+from gpuenergyd.log_lines import safe_logger
 from gpuenergyd_trainers.across_hosts.job_store import JobStore, Store
 
-logger = logging.getLogger("gpuenergyd.trainers")
+logger = safe_logger("gpuenergyd.trainers")
 
 PERIOD_S = 0.1
 """Pause between two exchanges; a message to another rank takes at most two of them, message and reply four."""

@@ -7,16 +7,15 @@ program. Without a daemon's socket on this host, nothing is patched.
 """
 
 import functools
-import logging
 import weakref
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gpuenergyd.client.environment import find_socket_path
+from gpuenergyd.client.environment import can_see, find_socket_path
+from gpuenergyd.log_lines import safe_logger
 
-logger = logging.getLogger("gpuenergyd.trainers")
+logger = safe_logger("gpuenergyd.trainers")
 
 
 def join_pipeline_schedules(module: ModuleType) -> None:
@@ -77,7 +76,7 @@ def join_huggingface_trainers(module: ModuleType) -> None:
 
 def join_plain_loops(module: ModuleType) -> None:
     """Watch the optimizer steps of loops that mark nothing themselves, to attach them."""
-    if not Path(find_socket_path()).exists():
+    if not can_see(find_socket_path()):
         return
     from gpuenergyd_trainers.loop import UnmarkedLoop  # noqa: PLC0415  only where it is needed
 
@@ -93,7 +92,7 @@ _MEGATRON_STEPS = (
 
 def join_megatron_schedules(module: ModuleType) -> None:
     """Patch the schedules of Megatron-core; the model's configuration is attached at the first training step."""
-    if not Path(find_socket_path()).exists():
+    if not can_see(find_socket_path()):
         return
     seen: list[Any] = []
 
@@ -142,7 +141,7 @@ def _classes_with(method: str, module: ModuleType) -> list[type]:
 
 
 def _join_at_first(method: str, owner: type, join: Callable[[Any], None]) -> None:
-    if not Path(find_socket_path()).exists():
+    if not can_see(find_socket_path()):
         return
     original = vars(owner)[method]
     joined: weakref.WeakSet[Any] = weakref.WeakSet()

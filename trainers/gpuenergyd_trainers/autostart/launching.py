@@ -8,7 +8,7 @@ from pathlib import Path
 
 import gpuenergyd
 import gpuenergyd_trainers
-from gpuenergyd.client.environment import find_socket_path
+from gpuenergyd.client.environment import can_see, find_socket_path
 from gpuenergyd.client.run_mark import MARK_VARIABLE
 
 HOOK_FOLDER = Path(__file__).parent / "hook"
@@ -27,7 +27,7 @@ def launch_environment(environ: Mapping[str, str]) -> dict[str, str]:
     mark = f"{os.getpid()}:{tempfile.gettempdir()}/gpuenergyd-run-{os.getpid()}-{secrets.token_hex(8)}"
     return {
         **environ,
-        **({MARK_VARIABLE: mark} if Path(find_socket_path(environ=environ)).exists() else {}),
+        **({MARK_VARIABLE: mark} if can_see(find_socket_path(environ=environ)) else {}),
         "PYTHONPATH": os.pathsep.join(folders),
         ROOTS_VARIABLE: os.pathsep.join(dict.fromkeys(map(str, roots))),
     }

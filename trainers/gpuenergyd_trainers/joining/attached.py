@@ -4,7 +4,9 @@ import logging
 from typing import Generic, Protocol, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
-logger = logging.getLogger("gpuenergyd.trainers")
+from gpuenergyd.log_lines import safe_logger
+
+logger = safe_logger("gpuenergyd.trainers")
 
 
 class _Joined(Protocol):

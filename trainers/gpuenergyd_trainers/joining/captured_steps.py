@@ -5,7 +5,6 @@ to it. A replay runs no Python code, so the times of these nodes replace the mar
 per replay replaces the clock requests.
 """
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -14,8 +13,9 @@ from typing import Any, Protocol
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd.client.timing.captured_graphs import Replay
 from gpuenergyd.client.timing.replays import CapturedInstructions
+from gpuenergyd.log_lines import safe_logger
 
-logger = logging.getLogger("gpuenergyd.trainers")
+logger = safe_logger("gpuenergyd.trainers")
 
 
 class SteppedRank(Protocol):

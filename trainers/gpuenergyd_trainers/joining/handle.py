@@ -1,14 +1,14 @@
 """The handle that every `attach` returns, and the attributes that it has wrapped."""
 
-import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from gpuenergyd.client.figures import Metrics, metrics_of
-from gpuenergyd.wire.messages import OrderRow
+from gpuenergyd.log_lines import safe_logger
+from gpuenergyd.wire.messages import JobFigures, OrderRow
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank
 
-logger = logging.getLogger("gpuenergyd.trainers")
+logger = safe_logger("gpuenergyd.trainers")
 
 Call = Callable[..., Any]
 
@@ -107,7 +107,12 @@ class Handle:
 
     def metrics(self, *, price_per_kwh: float | None = None) -> Metrics:
         """Return the job's measured figures for the program's own log; see `gpuenergyd.client.figures`."""
-        return metrics_of(self._rank.client.figures if self._rank else None, price_per_kwh=price_per_kwh)
+        return metrics_of(self.figures, price_per_kwh=price_per_kwh)
+
+    @property
+    def figures(self) -> JobFigures | None:
+        """The figures as the daemon last sent them: the same object until newer ones arrive."""
+        return self._rank.client.figures if self._rank else None
 
     @property
     def num_errors(self) -> int:

@@ -5,7 +5,6 @@ its own for the daemon of its host, and the ranks agree on plans through the job
 difference, and `place` says where a rank is, so that the adapters of frameworks need to know neither.
 """
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +20,7 @@ from gpuenergyd.client.environment import (
 from gpuenergyd.client.plans import AgreedPlans
 from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.client.timing.recorder import InstructionTimer
+from gpuenergyd.log_lines import safe_logger
 from gpuenergyd.wire.messages import OrderRow
 from gpuenergyd.wire.pipeline_messages import member_run_key
 from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE, find_store_address
@@ -34,7 +34,7 @@ from gpuenergyd_trainers.joining.memory import MemoryMeter
 from gpuenergyd_trainers.joining.ordered_rank import OrderedRank, timer_for
 from gpuenergyd_trainers.joining.place import Place
 
-logger = logging.getLogger("gpuenergyd.trainers")
+logger = safe_logger("gpuenergyd.trainers")
 _attached: AttachedObjects[Handle] = AttachedObjects()
 
 

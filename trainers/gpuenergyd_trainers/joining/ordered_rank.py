@@ -1,6 +1,5 @@
 """A rank whose order of instructions is checked after every iteration, as a plan for another order would slow it."""
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,10 +13,11 @@ from gpuenergyd.core.pipeline.plan import instruction_key
 from gpuenergyd.core.pipeline.reorder import check_order
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError
+from gpuenergyd.log_lines import safe_logger
 from gpuenergyd.wire.messages import OrderRow
 from gpuenergyd_trainers.joining.captured_steps import CapturedSteps
 
-logger = logging.getLogger("gpuenergyd.trainers")
+logger = safe_logger("gpuenergyd.trainers")
 _STEPS_WITHOUT_INSTRUCTIONS = 3
 _MAX_LEARNED = 24
 """Within so many iterations, an order must occur twice in a row."""

@@ -27,12 +27,11 @@ def errors_s(host: KeptClocks, program: Program) -> list[float]:
 def num_false_brackets(host: KeptClocks) -> int:
     """Return how many effects are not within the bounds that the worker reported."""
     effective_ns = {change.returned_ns: change.effective_ns for change in host.changes}
-    bounds_ns = {
-        r.returned_mono_ns: (r.unseen_until_mono_ns or r.returned_mono_ns, r.effective_mono_ns)
+    return sum(
+        not (r.unseen_until_mono_ns or r.returned_mono_ns) <= effective_ns[r.returned_mono_ns] <= r.effective_mono_ns
         for r in host.reports
         if r.effective_mono_ns is not None
-    }
-    return sum(not low <= effective_ns[at] <= (high or 0) for at, (low, high) in bounds_ns.items())
+    )
 
 
 def wrong_ms(host: KeptClocks) -> float:
@@ -44,7 +43,7 @@ def wrong_ms(host: KeptClocks) -> float:
     return 200 * sum(is_wrong) / len(is_wrong)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(3, 9))])
 @pytest.mark.parametrize("every_ms", [(60.0, 400.0), (200.0, 200.0), (500.0, 500.0)])
 def test_latencies_are_found_within_10_ms_by_a_thousand_switches_none_of_which_looks_foreign_or_failed(
     every_ms: tuple[float, float], seed: int

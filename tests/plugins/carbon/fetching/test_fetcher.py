@@ -15,14 +15,7 @@ from hypothesis import strategies as st
 from gpuenergyd.core.carbon.intensity import HOUR, CarbonSignal, IntensitySample, SampleStatus, SignalKind
 from gpuenergyd.errors import CarbonDataError, CarbonSourceError
 from gpuenergyd.key_files import read_key
-from gpuenergyd_carbon.fetched_file import (
-    KEPT_HISTORY,
-    Fetched,
-    FetchState,
-    FetchStatus,
-    read_fetched,
-    write_fetched,
-)
+from gpuenergyd_carbon.fetched_file import KEPT_HISTORY, Fetched, FetchState, FetchStatus, read_fetched, write_fetched
 from gpuenergyd_carbon.fetching.fetcher import config_from_json, fetch_if_due, main, run, source_of
 from gpuenergyd_carbon.sources.source import SourceReply
 from gpuenergyd_carbon.sources.web import SourceError, SourceProblem

@@ -8,13 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from gpuenergyd_carbon.policy.budget import (
-    SpeedHull,
-    next_speed,
-    plan_slots,
-    repaired,
-    speed_hull,
-)
+from gpuenergyd_carbon.policy.budget import SpeedHull, next_speed, plan_slots, repaired, speed_hull
 from tests.support.examples import examples
 
 FRONTIER = [(1.0, 100.0), (1.02, 96.0), (1.05, 92.0), (1.1, 88.0), (1.2, 85.0), (1.4, 90.0)]

@@ -10,13 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpuenergyd.core.carbon.intensity import (
-    HOUR,
-    CarbonForecast,
-    ForecastHour,
-    HourlySeries,
-    IntensityBasis,
-)
+from gpuenergyd.core.carbon.intensity import HOUR, CarbonForecast, ForecastHour, HourlySeries, IntensityBasis
 from gpuenergyd.core.policy_api.policy import BaselineView, FrontierPoint
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.core.policy_api.target_policy import TargetView

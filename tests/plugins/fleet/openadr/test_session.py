@@ -19,13 +19,7 @@ openleadr = pytest.importorskip(
 from gpuenergyd.errors import UsageError  # noqa: E402
 from gpuenergyd_fleet.decisions.grid_event import LoadUnit  # noqa: E402
 from gpuenergyd_fleet.event_input import events_of_file  # noqa: E402  after the skip
-from gpuenergyd_fleet.openadr.session import (  # noqa: E402
-    MAX_REPLY_BYTES,
-    VtnAccess,
-    VtnError,
-    VtnSession,
-    check_access,
-)
+from gpuenergyd_fleet.openadr.session import MAX_REPLY_BYTES, VtnAccess, VtnError, VtnSession, check_access  # noqa: E402
 from tests.plugins.carbon.sources.scripted_server import Reply, serving  # noqa: E402
 from tests.support.openadr_server import PATH, VEN_ID, OpenLeadrServer  # noqa: E402
 from tests.support.waiting import wait_until  # noqa: E402

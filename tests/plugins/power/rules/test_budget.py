@@ -5,13 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gpuenergyd_power.rules.budget import (
-    BudgetSource,
-    PowerBudget,
-    ScheduledBudget,
-    budget_in_force,
-    budget_problem,
-)
+from gpuenergyd_power.rules.budget import BudgetSource, PowerBudget, ScheduledBudget, budget_in_force, budget_problem
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -2,12 +2,7 @@
 
 import pytest
 
-from gpuenergyd.core.pipeline.graph import (
-    InstructionClass,
-    InstructionKind,
-    dependency_graph,
-    one_forward_one_backward,
-)
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from tests.plugins.power.powered_host import SAMPLE_S, PoweredHost, TableJob
 

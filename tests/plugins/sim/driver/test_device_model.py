@@ -16,14 +16,7 @@ from gpuenergyd_sim.driver.device_model import (
     instruction_time_s,
     working_power_w,
 )
-from gpuenergyd_sim.driver.device_parameters import (
-    A40,
-    A100_PCIE,
-    A100_SXM,
-    MODELS,
-    V100_SXM2,
-    DeviceParameters,
-)
+from gpuenergyd_sim.driver.device_parameters import A40, A100_PCIE, A100_SXM, MODELS, V100_SXM2, DeviceParameters
 
 PROFILES = Path(__file__).resolve().parents[4] / "shared" / "data"
 

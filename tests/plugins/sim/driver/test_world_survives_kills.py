@@ -9,6 +9,7 @@ import pytest
 
 from gpuenergyd_sim.driver.host import SimulatedHost
 from gpuenergyd_sim.driver.world import World
+from tests.support.processes import finished
 from tests.support.waiting import LIMIT_S
 
 # Writes paired values as fast as it can: a torn record would show a pair that differs.
@@ -74,13 +75,7 @@ for pid in children:
     assert os.waitpid(pid, 0)[1] == 0
 print(host.num_clock_sets(gpu))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "world")],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=True,
-    )
+    done = finished([sys.executable, "-c", script, str(tmp_path / "world")], timeout=LIMIT_S, check=True)
 
     assert done.stdout.strip() == "800"
 

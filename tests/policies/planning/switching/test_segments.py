@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpuenergyd.core.pipeline.graph import InstructionKind, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.switching import SwitchLatency
-from gpuenergyd.wire.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
+from gpuenergyd_plan.profiles.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 from gpuenergyd_policies.planning.switching.segments import SegmentedPlan, cheapest_segments, plan_segments

@@ -1,0 +1,1 @@
+"""Plugin `formats`: reports of jobs as HTML pages, traces, SPDX documents and metadata of model cards."""

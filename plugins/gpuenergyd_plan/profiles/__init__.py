@@ -1,0 +1,1 @@
+"""Formats of profiles, planner instances and orders, read from files."""
