@@ -218,7 +218,8 @@ def search(
     def cost(times: FloatArray, energies: FloatArray) -> FloatArray:
         return objective.costs(times * full_speed.time_s, energies * full_speed.energy_j)
 
-    return SettingSearch(known, cost, settings if points else ())
+    lowest = {lever: min(own.value for own in points if own.lever is lever) for lever in {own.lever for own in points}}
+    return SettingSearch(known, cost, tuple(own for own in settings if own.value >= lowest.get(own.lever, math.inf)))
 
 
 def run_zeus(workload: Workload, objective: Objective, rng: random.Random) -> Outcome:
