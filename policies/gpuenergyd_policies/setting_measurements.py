@@ -1,9 +1,6 @@
 """What a job has measured of settings that are the same on all its GPUs, also relative to full speed.
 
 Nothing is kept between calls: plans and iterations of the view say which settings were measured, and with what result.
-
-Trials are single iterations, and a lower clock takes effect some milliseconds after one has begun: in time and energy,
-they show only a share of what the clock differs from full speed.
 """
 
 import math
@@ -14,7 +11,7 @@ from statistics import median
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.robust import robust_sigma
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
-from gpuenergyd.core.policy_api.policy import JobView, Lever
+from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.setting_curves import Curves, LoopAtFullSpeed, MeasuredPoint, StandardErrors, possible_curves
 from gpuenergyd_policies.uniform_settings import Setting, setting_of, sustained_ratio
 
@@ -35,8 +32,6 @@ class SettingMeasurement:
     energy_j: float | None
     """Median energy of an iteration; None if it was not measured."""
     num_iterations: int
-    own_share: float
-    """Share of the work of these iterations at this setting, as their median has it."""
 
 
 def iterations_by_setting(view: JobView) -> dict[Setting, list[IterationObservation]]:
@@ -51,20 +46,16 @@ def iterations_by_setting(view: JobView) -> dict[Setting, list[IterationObservat
 
 def setting_measurements(view: JobView) -> dict[Setting, SettingMeasurement]:
     """Return the measurements of all settings with enough undisturbed iterations."""
-    return {setting: _measurement(view, setting, own) for setting, own in iterations_by_setting(view).items()}
+    return {setting: _measurement(view, own) for setting, own in iterations_by_setting(view).items()}
 
 
-def _measurement(view: JobView, setting: Setting, iterations: Collection[IterationObservation]) -> SettingMeasurement:
+def _measurement(view: JobView, iterations: Collection[IterationObservation]) -> SettingMeasurement:
     times_s = [seen.own_time_s for seen in iterations]
     energies_j = [seen.energy_j for seen in iterations if seen.energy_j is not None]
     disturbed_s = _DISTURBED * max(view.baseline.iteration_sigma_s, LEAST_TIME_ERROR * view.baseline.iteration_time_s)
     time_s, quiet_s = median(times_s), sorted(times_s)[len(times_s) // 4]
     time_s = time_s if time_s - quiet_s <= disturbed_s else quiet_s
-    indices = {seen.iteration_index for seen in iterations}
-    are_alone = setting.lever is Lever.CLOCKS and 2 * len(indices & {index + 1 for index in indices}) < len(indices)
-    late_ratio = are_alone * max(gpu.switch_latency.lower_s for gpu in view.gpus) / view.baseline.iteration_time_s
-    energy_j = median(energies_j) if energies_j else None
-    return SettingMeasurement(time_s, energy_j, len(times_s), max(0.5, 1 - late_ratio))
+    return SettingMeasurement(time_s, median(energies_j) if energies_j else None, len(times_s))
 
 
 def setting_being_measured(view: JobView) -> Setting | None:
@@ -111,10 +102,8 @@ def measured_points(view: JobView, settings: Collection[Setting]) -> dict[Settin
     points = {}
     for setting, seen in setting_measurements(view).items():
         if setting in settings and not is_full_speed(setting, settings) and seen.energy_j and baseline_j:
-            measured = seen.time_s / baseline_s, seen.energy_j / baseline_j
-            time_ratio, energy_ratio = (1 + (own - 1) / seen.own_share for own in measured)
-            errors = (error / seen.own_share for error in standard_errors(view, seen.num_iterations))
-            points[setting] = MeasuredPoint(time_ratio, energy_ratio, StandardErrors(*errors))
+            errors = standard_errors(view, seen.num_iterations)
+            points[setting] = MeasuredPoint(seen.time_s / baseline_s, seen.energy_j / baseline_j, errors)
     return points
 
 

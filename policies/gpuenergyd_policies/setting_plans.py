@@ -73,9 +73,10 @@ def search_plan(view: JobView, settings: tuple[Setting, ...], goal: Goal) -> Clo
     curves = curves_of(view, settings, points)
     surely_fast = curves.fast_enough(longest_ratio, sigmas=_SIGMAS_TO_CHOOSE)
     if goal.as_measured:
-        measured = {own for own, point in points.items() if point.time_ratio <= longest_ratio}
+        measured = {own for own, point in points.items() if point.time_ratio <= longest_ratio * (1 + WORTHWHILE_RATIO)}
         if decided is not None:
-            measured &= surely_fast | {current}
+            measured &= surely_fast
+            measured |= curves.fast_enough(longest_ratio, sigmas=-_SIGMAS_TO_CHOOSE) & {current}
     else:
         measured = surely_fast & points.keys() | curves.fast_enough(longest_ratio, sigmas=0) & {current}
     permitted = measured | {own for own in surely_fast - points.keys() if _is_between(own, points, longest_ratio)}

@@ -27,10 +27,10 @@ from gpuenergyd_policies.setting_curves import (
     StandardErrors,
     possible_curves,
 )
-from gpuenergyd_policies.setting_measurements import ITERATIONS_PER_SETTING, measured_points
+from gpuenergyd_policies.setting_measurements import ITERATIONS_PER_SETTING
 from gpuenergyd_policies.setting_search import MAX_PROBES, MOST_LOST_ITERATIONS, SettingSearch, most_telling_setting
 from gpuenergyd_policies.uniform import Uniform
-from gpuenergyd_policies.uniform_settings import Setting, common_power_limits_w, setting_of, setting_plan
+from gpuenergyd_policies.uniform_settings import Setting, common_power_limits_w, setting_of
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.support.examples import examples
 from tests.support.plain_jobs import MEMORY_SHARES, GpuLoopWork, loop_training, random_gpu_work
@@ -337,18 +337,6 @@ def test_no_setting_is_measured_that_must_be_far_too_slow(memory_ratio: float, p
 def _small_gain(times: FloatArray, energies: FloatArray) -> FloatArray:
     """Return a cost of which no setting is expected to save a thousandth."""
     return np.asarray(1 + 0.001 * energies + 0.001 * times)
-
-
-def test_what_a_trial_shows_leaves_out_the_time_before_its_clock_took_effect() -> None:
-    top, setting = Setting(Lever.CLOCKS, 1410), Setting(Lever.CLOCKS, 1200)
-    plan = setting_plan(job_view(LOOP), setting, PlanPurpose.TRIAL, policy="x", reason="")
-    seen = [IterationObservation(k, plan.plan_id, 1.08, (), (RankEnergy(0, 1.08, 84.0, ()),)) for k in (0, 3)]
-    view = job_view(LOOP, observations=seen, issued_plans=[plan])
-    view = replace(view, gpus=(replace(view.gpus[0], switch_latency_s=0.2),))
-
-    (point,) = measured_points(view, [top, setting]).values()
-
-    assert (point.time_ratio, point.energy_ratio) == pytest.approx((1.1, 0.8))
 
 
 def test_assumed_curves_alone_do_not_complete_measuring() -> None:
