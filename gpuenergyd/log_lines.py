@@ -42,7 +42,8 @@ class _SafeLogger(logging.LoggerAdapter[logging.Logger]):
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         with suppress(Exception):
-            super().log(level, "%s", printable_line(str(msg) % args if args else str(msg)), **kwargs)
+            if self.isEnabledFor(level):
+                super().log(level, "%s", printable_line(str(msg) % args if args else str(msg)), **kwargs)
 
 
 class _LineFormatter(logging.Formatter):

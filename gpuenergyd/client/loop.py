@@ -63,7 +63,7 @@ class LoopJob:
         self._num_tries = self._num_left_out = 0
         self._lookout = DaemonLookout(socket_path)
         self.has_given_way = False
-        """Whether another part of the process has replaced this loop, which then marks nothing."""
+        """Whether this loop marks nothing any more: another part of the process replaced it, or it could not join."""
 
     def __enter__(self) -> Self:
         return self
