@@ -76,7 +76,9 @@ class PhaseMarks:
         """Whether an iteration has begun and not ended."""
         self._is_paused = False
         self._is_left_out = False
-        """Whether the present iteration is recorded together with others, so that nothing of it is marked."""
+        """Whether the present iteration is recorded together with others."""
+        self.is_unmarked = False
+        """Whether nothing within the present iteration is marked, because it is left out, or its order is assumed."""
         self._kind = ""
         self._slot = NOT_RECORDED
         self._microbatch = 0
@@ -90,6 +92,7 @@ class PhaseMarks:
 
     def follow(self, client: RankClient) -> None:
         self._client = client
+        client.assumes_order = True
 
     def learn_times(self, times: IterationTimes) -> None:
         """Store the times of an iteration before the registration; callable on any thread."""
@@ -130,7 +133,7 @@ class PhaseMarks:
             return
         if client.num_left > 1:
             client.num_left -= 1
-            self.is_in_iteration = self._is_left_out = True
+            self.is_in_iteration = self._is_left_out = self.is_unmarked = True
             self._may_begin = self._has_stepped = False
             return
         try:
@@ -144,7 +147,8 @@ class PhaseMarks:
             self.is_in_iteration, self._is_paused, self._has_phases = True, False, False
             self._microbatch = self._num_steps = 0
             self._kind, self._slot = "F", NOT_RECORDED
-            if not (client.is_assumed and self.is_whole):
+            self.is_unmarked = client.is_assumed
+            if not self.is_unmarked:
                 self._slot = client.begin_instruction("F", 0)
         except Exception:  # noqa: BLE001  must not reach training
             self.num_errors += 1
@@ -156,7 +160,7 @@ class PhaseMarks:
     ) -> None:
         """End the iteration; one that raises is discarded."""
         if self._is_left_out and kind is None:
-            self.is_in_iteration = self._is_left_out = False
+            self.is_in_iteration = self._is_left_out = self.is_unmarked = False
         elif kind is not None:
             self.abandon_iteration()
         else:
@@ -168,13 +172,13 @@ class PhaseMarks:
         if client is None or not self.is_in_iteration:
             return
         if self._is_left_out:
-            self.is_in_iteration = self._is_left_out = False
+            self.is_in_iteration = self._is_left_out = self.is_unmarked = False
             return
         try:
             if self._slot != NOT_RECORDED:
                 client.end_instruction(self._slot)
             self._kind, self._slot = "", NOT_RECORDED
-            self.is_in_iteration = False
+            self.is_in_iteration = self.is_unmarked = False
             if self._has_phases:
                 self._begin("D", 0)
                 self._kind, self._slot = "", NOT_RECORDED
@@ -188,7 +192,7 @@ class PhaseMarks:
     def abandon_iteration(self) -> None:
         """Discard the iteration, for instance after an exception."""
         if self._client is not None:
-            self.is_in_iteration = self._is_left_out = False
+            self.is_in_iteration = self._is_left_out = self.is_unmarked = False
             self._kind, self._slot = "", NOT_RECORDED
             self._client.abandon_iteration()
 
