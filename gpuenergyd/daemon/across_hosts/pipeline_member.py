@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.messages import TargetChanged
 from gpuenergyd.core.pipeline.plan import check_plan
 from gpuenergyd.core.policy_api.target import PerformanceTarget
@@ -113,11 +112,7 @@ class PipelineMembers:
     def __post_init__(self) -> None:
         self.refusals = Refusals(self.jobs.services.history)
         self.jobs.on_end.append(self._job_ended)
-
-    @property
-    def leaders(self) -> tuple[PipelineLeader, ...]:
-        """The pipelines led by a rank of this host."""
-        return tuple(self._leaders.values())
+        self.jobs.pipelines = self
 
     def state(self, query: MemberQuery, peer: PeerCredentials) -> MemberReply | None:
         """Return the stage's report if this member sends it for the stage, else only the leader's agreement.
@@ -243,18 +238,17 @@ class PipelineMembers:
             if session.peer == peer and session.runner.is_member:
                 self.refusals.record(session.runner.job_id, reason)
 
-    def refusal_fields(self, job_id: str) -> Mapping[str, Any] | None:
-        """Return the status of a member's last refused message; None without one."""
-        return self.refusals.status_fields(job_id)
-
     def leader(self, job_id: str) -> PipelineLeader | None:
         """Return the leader of the pipeline that a member leads; None for any other job."""
         return self._leaders.get(job_id)
 
-    def led_job(self, job_id: str) -> Job | None:
-        """Return the state machine of the pipeline that a member leads; None for any other job."""
-        leader = self._leaders.get(job_id)
-        return None if leader is None else leader.job
+    def status(self, job_id: str) -> Mapping[str, Any]:
+        """Return the fields of a job's status: the pipeline that it leads, and its last refused message."""
+        leader, watcher, pipeline = self._leaders.get(job_id), self.jobs.services.watcher, None
+        if leader is not None:
+            targets = {"target": None, "carbon": None} if watcher is None else watcher.status(leader)
+            pipeline = {**leader.status_fields(), **targets}
+        return {"pipeline": pipeline, "pipeline_refusal": self.refusals.status_fields(job_id)}
 
     def _job_ended(self, runner: JobRunner) -> None:
         ended = self._leaders.pop(runner.job_id, None)

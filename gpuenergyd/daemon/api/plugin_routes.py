@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from aiohttp import web
 
@@ -21,12 +21,33 @@ from gpuenergyd.daemon.host_services import HostService
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
 from gpuenergyd.daemon.ports import WorkerPort
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
+from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
 
 ROUTES_GROUP = "gpuenergyd.routes"
+T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OpenPeer = Callable[[web.Request], AbstractContextManager[tuple[PeerCredentials, int]]]
 """Returns a context manager that yields the credentials and a pidfd of a request's client process."""
+
+
+class RankHandler(Protocol):
+    """Makes handlers for messages of ranks."""
+
+    def __call__(
+        self,
+        message_type: type[T],
+        handle: Callable[[T, PeerCredentials], object | Awaitable[object]],
+        *,
+        max_bytes: int = MAX_CONTROL_MESSAGE_BYTES,
+        refused: Callable[[PeerCredentials, str], object] | None = None,
+    ) -> Handler:
+        """Return a handler that passes on a rank's message and credentials; a reply of None means an unknown token.
+
+        `refused` gets the error of a message that cannot be read.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +66,7 @@ class RouteServices:
     """Returns the client process of a request, or raises AccessError unless it may do what the text says."""
     read_body: Callable[[web.Request, int], Awaitable[bytes]]
     """Returns the body of a request, within the server's time limit and a limit in bytes."""
+    rank_handler: RankHandler
     host_services: Mapping[str, HostService]
     """The services of plugins by name, for routes of the same plugin."""
     status: Snapshot[Mapping[str, Any]]

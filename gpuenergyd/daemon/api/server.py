@@ -22,7 +22,7 @@ from gpuenergyd.daemon.api import routes
 from gpuenergyd.daemon.api.connection_guard import ConnectionCounts, ConnectionGuards
 from gpuenergyd.daemon.api.fair_queue import FairQueue
 from gpuenergyd.daemon.api.openapi import api_text
-from gpuenergyd.daemon.api.plugin_routes import RouteServices, plugin_routes
+from gpuenergyd.daemon.api.plugin_routes import Handler, RouteServices, plugin_routes
 from gpuenergyd.daemon.api.routes import ROUTES
 from gpuenergyd.daemon.api.snapshots import Snapshot, SnapshotText
 from gpuenergyd.daemon.gpus.access import MANUAL_CHANGES
@@ -65,7 +65,6 @@ from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, PipelineR
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 FRAME_LIMIT_S = 2.0
 """Time limit of a request's header, and then of its body."""
@@ -90,9 +89,6 @@ _ERROR_STATUSES: tuple[tuple[type[GpuEnergyError], int], ...] = (
     (GpuEnergyError, 503),
 )
 """HTTP status by error class; the first match applies."""
-_LARGE_MESSAGES = frozenset({MemberPlan, PipelineReport})
-_PIPELINE_MESSAGES = frozenset({MemberPlan, MemberQuery, PipelineReport})
-"""Messages whose refusals are shown in status and history, since no user sees the replies to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +144,7 @@ class Server:
             self._open_peer,
             self._require_administrator,
             self._raw_body,
+            self._rank_handler,
             host_services,
             self._status,
             is_observing=jobs.services.is_observing,
@@ -169,9 +166,13 @@ class Server:
             routes.ITERATIONS: self._report_iterations,
             routes.PACE: self._rank_handler(PaceReport, jobs.handle_pace),
             routes.RELEASE: self._rank_handler(RankRelease, jobs.release_finally),
-            routes.MEMBERS: self._rank_handler(MemberQuery, members.state),
-            routes.MEMBER_PLAN: self._rank_handler(MemberPlan, members.post_plan),
-            routes.PIPELINES: self._rank_handler(PipelineReport, members.plan_pipeline),
+            routes.MEMBERS: self._rank_handler(MemberQuery, members.state, refused=members.refuse),
+            routes.MEMBER_PLAN: self._rank_handler(
+                MemberPlan, members.post_plan, max_bytes=MAX_ITERATION_REPORT_BYTES, refused=members.refuse
+            ),
+            routes.PIPELINES: self._rank_handler(
+                PipelineReport, members.plan_pipeline, max_bytes=MAX_ITERATION_REPORT_BYTES, refused=members.refuse
+            ),
             routes.GPU_RELEASE: self._administrator_handler(GpuRelease, changes.releases.release),
             routes.GPU_REOPEN: self._administrator_handler(GpuReopen, changes.releases.reopen),
             routes.ENERGY: self._read_energy,
@@ -211,18 +212,22 @@ class Server:
     # --- routes ---
 
     def _rank_handler(
-        self, message_type: type[T], handle: Callable[[T, PeerCredentials], object | Awaitable[object]]
+        self,
+        message_type: type[T],
+        handle: Callable[[T, PeerCredentials], object | Awaitable[object]],
+        *,
+        max_bytes: int = MAX_CONTROL_MESSAGE_BYTES,
+        refused: Callable[[PeerCredentials, str], object] | None = None,
     ) -> Handler:
-        """Return a handler that passes on a rank's message and credentials; a reply of None means an unknown token."""
-        max_bytes = MAX_ITERATION_REPORT_BYTES if message_type in _LARGE_MESSAGES else MAX_CONTROL_MESSAGE_BYTES
+        """Return a handler for a message of ranks; see `RankHandler`."""
 
         async def respond(request: web.Request) -> web.Response:
             try:
                 message = await self._body(request, message_type, max_bytes)
             except (web.HTTPException, ProtocolError) as error:
-                if message_type in _PIPELINE_MESSAGES:
+                if refused is not None:
                     text = _http_error_text(request, error) if isinstance(error, web.HTTPException) else str(error)
-                    self._members.refuse(self._peer(request), text)
+                    refused(self._peer(request), text)
                 raise
             reply = handle(message, self._peer(request))
             if isinstance(reply, Awaitable):

@@ -95,6 +95,6 @@ async def test_a_plan_for_another_number_of_microbatches_is_no_refusal_and_is_no
 
         run_at_once(host.members.post_plan(MemberPlan(token, plan), ME), may_wait=True)
 
-        assert host.members.refusal_fields(runner.job_id) is None
+        assert host.members.status(runner.job_id)["pipeline_refusal"] is None
         assert isinstance(runner.plans, PostedPlans)
         assert runner.plans.posted is None

@@ -127,7 +127,7 @@ async def test_places_that_cannot_be_are_refused_visibly(
         token = host.join(0)
         refused(host, lambda: host.ask(token, 0, place=place), problem, caplog)
         host.ask(token, 0)
-        assert host.members.refusal_fields(next(iter(host.stage.jobs)).job_id) is None
+        assert host.members.status(next(iter(host.stage.jobs)).job_id)["pipeline_refusal"] is None
 
 
 async def test_siblings_with_different_orders_are_refused_visibly(caplog: pytest.LogCaptureFixture) -> None:
@@ -188,7 +188,7 @@ async def test_a_message_refused_before_it_is_read_is_recorded_for_its_process(
         (runner,) = host.stage.jobs
         with caplog.at_level(logging.WARNING, logger="gpuenergyd"):
             host.members.refuse(ME, f"message of {MAX_REPLY_BYTES} bytes; at most 1048576 are accepted")
-        fields = host.members.refusal_fields(runner.job_id)
+        fields = host.members.status(runner.job_id)["pipeline_refusal"]
         assert fields is not None
         assert "at most 1048576" in fields["reason"]
         assert len(host.stage.events("refusal")) == 1
