@@ -43,7 +43,6 @@ from gpuenergyd.core.clock_request import ClockRequest  # noqa: E402
 from gpuenergyd.core.job.rules import JobRules  # noqa: E402
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, full_speed_plan  # noqa: E402
 from gpuenergyd.core.policy_api.policy import JobView  # noqa: E402
-from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers  # noqa: E402
 from gpuenergyd.daemon.api.server import ManualChanges, Server, UserLimits  # noqa: E402
 from gpuenergyd.daemon.capped_worker import CappedWorker  # noqa: E402
 from gpuenergyd.daemon.gpus.access import AccessRules  # noqa: E402
@@ -72,6 +71,7 @@ from gpuenergyd.gpu.device import GpuIdentity  # noqa: E402
 from gpuenergyd.gpu.link.messages import GpuSample  # noqa: E402
 from gpuenergyd.store import HistoryWriter  # noqa: E402
 from gpuenergyd.wire.clock_request import RankClockRequest  # noqa: E402
+from gpuenergyd_across_hosts.host.pipeline_member import PipelineMembers  # noqa: E402
 from tests.support.registration import one_stage_registration  # noqa: E402
 from tests.support.worker_link import WorkerByMethods  # noqa: E402
 

@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from gpuenergyd.client.environment import find_gpu_uuid, find_rank, find_run_key
+from gpuenergyd.client.exchanges import start_loop_exchange
 from gpuenergyd.client.figures import Metrics, metrics_of
 from gpuenergyd.client.lookout import DaemonLookout
-from gpuenergyd.client.loop_exchange import start_loop_exchange
 from gpuenergyd.client.phases.marks import MAX_PHASES, PhaseMarks
 from gpuenergyd.client.phases.step_cycle import StepCycle, StepTurn
 from gpuenergyd.client.phases.torch_hooks import TorchPhases

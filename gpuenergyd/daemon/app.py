@@ -18,7 +18,6 @@ from typing import assert_never
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.count_text import count_text
-from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.api.clock_socket import ClockSocket
 from gpuenergyd.daemon.api.server import ManualChanges, Server, UserLimits
 from gpuenergyd.daemon.api.status import daemon_status, job_detail
@@ -140,7 +139,6 @@ class Daemon:
             policy_options=settings.policy_options,
             accounts=TimeAccounts(settings.time_accounts_path),
         )
-        self.members = PipelineMembers(self.jobs)
         self._operators = Operators(self.jobs, self.policy.check, OrderFile(settings.operator_orders_path))
         self.leases = ManualLeases(capped, self.gpus, self._history)
         self.releases = GpuReleases(self.worker, self.gpus, self._history, self.jobs.spawn)
@@ -159,7 +157,6 @@ class Daemon:
         self._server = Server(
             self.jobs,
             ManualChanges(self.worker, self.leases, self.releases),
-            self.members,
             self._operators,
             JobFits(self.jobs, self.policy.fitted),
             status=lambda: daemon_status(self),

@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.api.server import ManualChanges, Server, UserLimits
 from gpuenergyd.daemon.capped_worker import CappedWorker
 from gpuenergyd.daemon.gpus.access import AccessRules
@@ -19,6 +18,7 @@ from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply
 from gpuenergyd.daemon.settings import Settings, load_settings
 from gpuenergyd.errors import GpuError
+from gpuenergyd_across_hosts.host.pipeline_member import PipelineMembers
 from tests.support.job_stage import FakeWorker, Stage
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from gpuenergyd.core.carbon.intensity import HOUR
 from gpuenergyd.core.policy_api.policy import ClockPolicy
-from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
 from gpuenergyd.daemon.processes.target_queries import TargetQuery, TargetReply, answer_target
 from gpuenergyd.daemon.settings import load_settings
 from gpuenergyd.store.records import TargetRecord
+from gpuenergyd_across_hosts.host.pipeline_leader import PipelineLeader
 from gpuenergyd_carbon.feed import CarbonFeed
 from gpuenergyd_carbon.policy.target import CarbonTarget
 from gpuenergyd_carbon.rules.grid_clock import GridClock

@@ -11,10 +11,10 @@ import pytest
 from gpuenergyd.core.job.messages import IterationObserved
 from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation, RankEnergy
 from gpuenergyd.core.pipeline.graph import InstructionKind
-from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.wire.messages import RankRegistration
-from gpuenergyd.wire.pipeline_messages import MemberPlace, MemberQuery, MemberReply
+from gpuenergyd_across_hosts.host.pipeline_member import PipelineMembers
+from gpuenergyd_across_hosts.messages.pipeline_messages import MemberPlace, MemberQuery, MemberReply
 from tests.support.job_stage import ME, Stage, registration
 
 KINDS = (InstructionKind.F, InstructionKind.B)

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from gpuenergyd.count_text import count_text
-from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.api import routes
 from gpuenergyd.daemon.api.connection_guard import ConnectionCounts, ConnectionGuards
 from gpuenergyd.daemon.api.fair_queue import FairQueue
@@ -60,7 +59,6 @@ from gpuenergyd.wire.operator_messages import (
     PastJobsForget,
     decode_job_patch,
 )
-from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, PipelineReport
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +113,6 @@ class Server:
         self,
         jobs: Jobs,
         changes: ManualChanges,
-        members: PipelineMembers,
         operators: Operators,
         fits: JobFits,
         *,
@@ -128,7 +125,7 @@ class Server:
     ) -> None:
         self._jobs = jobs
         self._changes = changes
-        self._members, self._operators, self._past_jobs = members, operators, past_jobs
+        self._operators, self._past_jobs = operators, past_jobs
         self._fits = fits
         self._status = Snapshot(status)
         self._status_text = SnapshotText(self._status, encode)
@@ -160,19 +157,12 @@ class Server:
         """Serve requests on a listening socket."""
         logging.getLogger("aiohttp.server").addFilter(_without_traceback)
         app = web.Application(middlewares=[self._handle_request], client_max_size=MAX_ITERATION_REPORT_BYTES)
-        jobs, members, changes = self._jobs, self._members, self._changes
+        jobs, changes = self._jobs, self._changes
         handlers = {
             routes.RANKS: self._register,
             routes.ITERATIONS: self._report_iterations,
             routes.PACE: self._rank_handler(PaceReport, jobs.handle_pace),
             routes.RELEASE: self._rank_handler(RankRelease, jobs.release_finally),
-            routes.MEMBERS: self._rank_handler(MemberQuery, members.state, refused=members.refuse),
-            routes.MEMBER_PLAN: self._rank_handler(
-                MemberPlan, members.post_plan, max_bytes=MAX_ITERATION_REPORT_BYTES, refused=members.refuse
-            ),
-            routes.PIPELINES: self._rank_handler(
-                PipelineReport, members.plan_pipeline, max_bytes=MAX_ITERATION_REPORT_BYTES, refused=members.refuse
-            ),
             routes.GPU_RELEASE: self._administrator_handler(GpuRelease, changes.releases.release),
             routes.GPU_REOPEN: self._administrator_handler(GpuReopen, changes.releases.reopen),
             routes.ENERGY: self._read_energy,

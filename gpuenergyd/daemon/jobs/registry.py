@@ -208,6 +208,8 @@ class Jobs:
         order = checked_order(registration)
         checked_length(registration)
         checked_tags(registration.tags)
+        if registration.is_pipeline_member and self.pipelines is None:
+            raise JobError("the pipeline spans hosts, but the daemon lacks the plugin gpuenergyd_across_hosts")
         gpu = self.services.gpus[registration.gpu_uuid]
         key = (peer.uid, registration.job_name, registration.run_key, registration.dp_rank)
         runner = self._open.get(key)
