@@ -56,9 +56,6 @@ class DoctorRoutes:
         app.router.add_get(_STATE.path, self._state)
         app.router.add_post(_KEEP.path, self._keep)
 
-    def declare_change(self) -> None:
-        """Do nothing, since these routes cache nothing."""
-
     async def _start(self, request: web.Request) -> web.Response:
         message = await self._body(request, CalibrationRequest)
         with self._services.open_peer(request) as (peer, pidfd):

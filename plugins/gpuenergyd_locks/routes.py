@@ -40,9 +40,6 @@ class LockRoutes:
         app.router.add_post(_GRANT.path, self._grant)
         app.router.add_post(_RELEASE.path, self._release)
 
-    def declare_change(self) -> None:
-        """Do nothing, since these routes cache nothing."""
-
     async def _grant(self, request: web.Request) -> web.Response:
         message, peer = await self._asked(request, LeaseRequest)
         return _json(await self._leases.grant(message, peer))

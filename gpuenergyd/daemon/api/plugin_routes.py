@@ -71,6 +71,8 @@ class RouteServices:
     """The services of plugins by name, for routes of the same plugin."""
     status: Snapshot[Mapping[str, Any]]
     """What `GET /v1/status` returns."""
+    on_change: list[Callable[[], None]]
+    """Called after a request that may have changed settings, for routes that cache some."""
     is_observing: bool
 
 
@@ -94,10 +96,6 @@ class PluginRoutes(Protocol):
 
     def add_to(self, app: web.Application) -> None:
         """Add the routes to the application of the server, before it starts."""
-        ...
-
-    def declare_change(self) -> None:
-        """Discard cached settings, since a request may have changed them."""
         ...
 
 

@@ -133,6 +133,7 @@ class Server:
         self._energies = SharedReads(self._energy_counter_j)
         self._access = proof_of_use.rules
         self._proof_of_use = proof_of_use
+        self._on_change: list[Callable[[], None]] = []
         services = RouteServices(
             jobs.services.gpus,
             changes.worker,
@@ -144,6 +145,7 @@ class Server:
             self._rank_handler,
             host_services,
             self._status,
+            self._on_change,
             is_observing=jobs.services.is_observing,
         )
         self._plugins = [plugin(services) for plugin in plugin_routes()]
@@ -346,8 +348,8 @@ class Server:
             guard.end_request()
             if not is_refused and request.method != "GET" and request.path not in _UNSEEN_PATHS:
                 self._status.invalidate()  # a client that has changed something can read it back
-                for plugin in self._plugins:
-                    plugin.declare_change()
+                for discard in self._on_change:
+                    discard()
 
     async def _refuse_flood(self, uid: int, wait_s: float) -> web.Response:
         """Refuse a request above the user's rate, after a delay that grows with the user's connections.

@@ -27,6 +27,11 @@ class AuditLog:
     history: HistoryPort
     job_id: str
 
+    @property
+    def actor(self) -> str:
+        """Who decides for the job."""
+        return DAEMON
+
     def record(
         self, action: str, actor: str, reason: str, *, gpu_uuid: str | None = None, before: str = "", after: str = ""
     ) -> None:
@@ -44,9 +49,9 @@ class AuditLog:
         """Record an event that does not change the phase."""
         log.info("job %s: %s", self.job_id, command.reason)
         if command.advice is None:
-            self.record("notice", DAEMON, command.reason)
+            self.record("notice", self.actor, command.reason)
         else:
-            self.record(ORDER_ADVICE, DAEMON, command.reason, after=f"{command.advice.saving_ratio:.4f}")
+            self.record(ORDER_ADVICE, self.actor, command.reason, after=f"{command.advice.saving_ratio:.4f}")
 
 
 def record_latency(history: HistoryPort, gpu: Gpu, before: SwitchLatency) -> None:

@@ -6,23 +6,21 @@ A leader has no GPU. Each member's own daemon leases and restores its GPU and re
 import asyncio
 import logging
 import secrets
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpuenergyd.core.job.job import Job
-from gpuenergyd.core.job.messages import Event, JobPhase, PlanDecided, PolicyFailed, RecordNotice, RecordPhase, SendPlan
+from gpuenergyd.core.job.messages import Event, JobPhase, PlanDecided, PolicyFailed, RecordPhase, SendPlan
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, ClockPlan, PlanPurpose
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.count_text import count_text
-from gpuenergyd.daemon.gpus.inventory import utc_at
+from gpuenergyd.daemon.jobs.audit_log import AuditLog
 from gpuenergyd.daemon.jobs.plan_source import HELD_ITERATIONS, SuspectedPacePlan
-from gpuenergyd.daemon.ports import HistoryPort, PolicyPort
+from gpuenergyd.daemon.ports import PolicyPort
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
-from gpuenergyd.store.records import ORDER_ADVICE, ControlEventRecord
 from gpuenergyd_across_hosts.rules.plan_mix import may_be_mixed, node_clocks_mhz
 
 log = logging.getLogger(__name__)
@@ -36,32 +34,19 @@ _MAY_BE_IN_FORCE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderAudit:
+class LeaderAudit(AuditLog):
     """Audit log of a pipeline, kept with the leader's own job."""
 
-    history: HistoryPort
     pipeline_id: str
-    leader_job_id: str
 
-    def record(self, action: str, reason: str, after: str) -> None:
-        """Record a change at the present instant."""
-        now = utc_at(time.monotonic_ns())
-        actor = f"pipeline {self.pipeline_id}"
-        self.history.write(
-            ControlEventRecord(now, action, actor, self.leader_job_id, None, reason, before="", after=after)
-        )
+    @property
+    def actor(self) -> str:
+        return f"pipeline {self.pipeline_id}"
 
     def record_phase(self, command: RecordPhase) -> None:
         """Record that the pipeline entered a phase."""
-        log.info("pipeline %s: %s (%s)", self.pipeline_id, command.phase, command.reason)
-        self.record("phase", command.reason, f"pipeline {command.phase}")
-
-    def record_notice(self, command: RecordNotice) -> None:
-        """Record an event that the phase does not show."""
-        if command.advice is None:
-            self.record("notice", command.reason, "")
-        else:
-            self.record(ORDER_ADVICE, command.reason, f"{command.advice.saving_ratio:.4f}")
+        log.info("%s: %s (%s)", self.actor, command.phase, command.reason)
+        self.record("phase", self.actor, command.reason, after=f"pipeline {command.phase}")
 
 
 @dataclass(slots=True)
@@ -95,7 +80,8 @@ class LeaderDelivery:
         plan = command.plan
         if command.num_iterations is not None:
             self.block = self._new_id(command), command.num_iterations
-            self.audit.record("plan", plan.reason, f"{count_text(command.num_iterations, 'iteration')} at full speed")
+            length = count_text(command.num_iterations, "iteration")
+            self.audit.record("plan", self.audit.actor, plan.reason, after=f"{length} at full speed")
             return
         if self.plan_id is None or self.sent is None or plan.plan_id != self.sent.plan.plan_id:
             if self.plan_id is not None and self.sent is not None:
@@ -103,7 +89,8 @@ class LeaderDelivery:
             self.replaces = self._mixable(plan)
             self.plan_id, self.block = self._new_id(command), None
             self.target = self.answering or self.job.target
-            self.audit.record("plan", plan.reason, f"epoch {command.plan_epoch}: {plan.plan_id}")
+            after = f"epoch {command.plan_epoch}: {plan.plan_id}"
+            self.audit.record("plan", self.audit.actor, plan.reason, after=after)
         self.sent = command
         self._epoch_of_plan.pop(self.plan_id, None)
         self._epoch_of_plan[self.plan_id] = command.plan_epoch

@@ -45,6 +45,7 @@ from gpuenergyd.core.pipeline.plan import ClockChange
 from gpuenergyd.core.pipeline.reorder import order_fields
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.count_text import count_text
+from gpuenergyd.daemon.jobs.past_jobs import JobRuns
 from gpuenergyd.daemon.jobs.plan_delivery import change_row
 from gpuenergyd.daemon.jobs.replicas import check_paces, straggler_saving_fields
 from gpuenergyd.daemon.jobs.training_budget import TrainingTarget
@@ -52,7 +53,7 @@ from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.runtime.actions import Actions, execute
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd_across_hosts.host.leader_ports import LeaderAudit, LeaderDelivery, LeaderPlans
-from gpuenergyd_across_hosts.host.leader_records import LeaderIterations, LeaderRuns
+from gpuenergyd_across_hosts.host.leader_records import LeaderIterations
 from gpuenergyd_across_hosts.host.stage_parts import StageParts
 from gpuenergyd_across_hosts.messages.patterns import to_blocks
 from gpuenergyd_across_hosts.messages.pipeline_messages import PipelineReply, PipelineReport, PostedPlan, StageFacts
@@ -83,7 +84,9 @@ class PipelineLeader:
     _delivery: LeaderDelivery = field(init=False)
     _plans: LeaderPlans = field(init=False)
     _iterations: LeaderIterations = field(init=False)
-    _runs: LeaderRuns = field(init=False)
+    _runs: JobRuns = field(init=False)
+    _is_recalled: bool = False
+    """Whether past jobs were looked up; iterations are handled only afterwards."""
     actions: Actions = field(init=False)
     _commands: deque[Command] = field(default_factory=deque)
     _is_executing: bool = False
@@ -96,14 +99,15 @@ class PipelineLeader:
         own = replace(self.rules, experiment_iterations=_EXPERIMENT_ITERATIONS, are_plans_queued=False)
         self.job = Job(self.description, own)
         self._parts = StageParts(self.description.num_pp_ranks, self.num_tp_ranks)
-        self._audit = LeaderAudit(self.services.history, self.pipeline_id, self.leader_job_id)
+        self._audit = LeaderAudit(self.services.history, self.leader_job_id, self.pipeline_id)
         self._delivery = LeaderDelivery(self.job, self._audit)
         may_set_clocks = not self.services.is_observing and Lever.CLOCKS in self.services.levers
         self._plans = LeaderPlans(
             self.job, self.services.policy, self._delivery, self._handle, self.spawn, is_observing=not may_set_clocks
         )
         self._iterations = LeaderIterations(self, self.services)
-        self._runs = LeaderRuns(self, self.services, self.leader_job_id, self.uid, self.num_tp_ranks, self.spawn)
+        facts = "across hosts", self.num_tp_ranks
+        self._runs = JobRuns(self, self.services, self._audit, self.uid, facts)
         self._target = TrainingTarget(self, self.services.watcher)
         # Each member's own daemon observes its iterations, leases and restores its GPU, and ends its own job.
         members_own = (ObserveIteration, LeaseGpus, RestoreGpus, EndJob)
@@ -155,7 +159,7 @@ class PipelineLeader:
         missing = [(pp, tp) for pp, tp, part in report.parts if not parts.add(pp, tp, part)]
         if not self._has_joined and parts.is_complete:
             await self._join()
-        if self._has_joined and self._runs.is_recalled:
+        if self._has_joined and self._is_recalled:
             for whole in parts.complete_iterations():
                 await self._merge(whole, report.least_other_overhead_s)
         await self._compare_replicas(report)
@@ -214,10 +218,18 @@ class PipelineLeader:
         finally:
             self._is_executing = False
 
-    async def _phase_entered(self, command: RecordPhase) -> None:
+    def _phase_entered(self, command: RecordPhase) -> None:
         self._audit.record_phase(command)
-        if command.phase is JobPhase.WARMUP:
+        if command.phase is JobPhase.WARMUP and self.services.past_jobs is None:
+            self._is_recalled = True
+        elif command.phase is JobPhase.WARMUP:  # in the background: a training process waits for the reply
+            self.spawn(self._recall())
+
+    async def _recall(self) -> None:
+        try:
             await self._runs.recall()
+        finally:
+            self._is_recalled = True
 
     async def _join(self) -> None:
         ranks = range(self.description.num_pp_ranks)
@@ -285,7 +297,7 @@ class PipelineLeader:
         self.straggler_reason = change.reason if change.pace is not None else None
         log.info("pipeline %s: %s", self.pipeline_id, change.reason)
         after = "own pace" if straggler_time_s is None else f"{straggler_time_s:.4g} s per iteration"
-        self._audit.record("straggler", change.reason, after)
+        self._audit.record("straggler", self._audit.actor, change.reason, after=after)
         await self._handle(StragglerChanged(straggler_time_s, change.reason))
         await self._plans.straggler_changed()
 

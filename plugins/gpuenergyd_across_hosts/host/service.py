@@ -83,6 +83,3 @@ class AcrossHostsRoutes:
         add(_MEMBERS.path, handler(MemberQuery, members.state, refused=refused))
         add(_MEMBER_PLAN.path, handler(MemberPlan, members.post_plan, max_bytes=large, refused=refused))
         add(_PIPELINES.path, handler(PipelineReport, members.plan_pipeline, max_bytes=large, refused=refused))
-
-    def declare_change(self) -> None:
-        """Do nothing, since these routes cache nothing."""
