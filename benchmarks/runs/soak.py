@@ -71,7 +71,6 @@ from gpuenergyd.gpu.device import GpuIdentity  # noqa: E402
 from gpuenergyd.gpu.link.messages import GpuSample  # noqa: E402
 from gpuenergyd.store import HistoryWriter  # noqa: E402
 from gpuenergyd.wire.clock_request import RankClockRequest  # noqa: E402
-from gpuenergyd_across_hosts.host.pipeline_member import PipelineMembers  # noqa: E402
 from tests.support.registration import one_stage_registration  # noqa: E402
 from tests.support.worker_link import WorkerByMethods  # noqa: E402
 
@@ -166,7 +165,7 @@ class Soak:
         settings, capped = load_settings(mode="control", state_dir=folder), CappedWorker(worker, self.gpus)
         parts = HostParts(
             settings, self.gpus, self.jobs, capped, policy.divide_power, self.history, policy.fitted,
-            no_policy_host, tuple,
+            no_policy_host,
         )  # fmt: skip
         self.server = Server(
             self.jobs,
@@ -175,9 +174,8 @@ class Soak:
                 leases,
                 GpuReleases(worker, self.gpus, self.history, self.jobs.spawn),
             ),
-            PipelineMembers(self.jobs),
-            Operators(self.jobs, policy.check, lambda _: None, OrderFile(folder / "orders.json")),
-            JobFits(self.jobs, policy.fitted, lambda _: None),
+            Operators(self.jobs, policy.check, OrderFile(folder / "orders.json")),
+            JobFits(self.jobs, policy.fitted),
             status=lambda: {"jobs": [runner.job_id for runner in self.jobs], "gpus": GPUS},
             job_detail=lambda _: None,
             past_jobs=PastJobStore(f"sqlite:///{folder / 'history.sqlite3'}", self.history),

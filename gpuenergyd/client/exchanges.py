@@ -58,20 +58,6 @@ class PipelineExchange(Protocol):
         ...
 
 
-def start_loop_exchange(
-    client: RankClient,
-    *,
-    run_key: str,
-    dp_rank: int,
-    socket_path: str | None,
-    environ: Mapping[str, str] = os.environ,
-) -> Callable[[], None] | None:
-    """Start the exchange of a host's ranks with other hosts, in the first of them; see `start_pace_exchange`."""
-    if environ.get("LOCAL_RANK") != "0":
-        return None
-    return start_pace_exchange("loop", client, socket_path, run_key=run_key, dp_rank=dp_rank, environ=environ)
-
-
 def start_pace_exchange(
     name: str,
     client: RankClient,
@@ -83,9 +69,10 @@ def start_pace_exchange(
 ) -> Callable[[], None] | None:
     """Start an exchange with other hosts; return a function that ends it, or None without one.
 
-    Never raises: without the exchange, ranks are compared only with those of their own host.
+    A `loop` is started in the first rank of a host only. Never raises: without the exchange, ranks are compared only
+    with those of their own host.
     """
-    if not has_other_hosts(environ):
+    if not has_other_hosts(environ) or (name == "loop" and environ.get("LOCAL_RANK") != "0"):
         return None
     try:
         exchange: PaceExchange | None = _find(name)

@@ -151,7 +151,6 @@ class Daemon:
             self._history,
             self.policy.next_target,
             start.policy_host,
-            self.jobs.with_targets,
         )
         self.services: Mapping[str, HostService] = {name: service(parts) for name, service in host_services().items()}
         self._server = Server(

@@ -12,7 +12,6 @@ from gpuenergyd.client.exchanges import (
     PaceExchange,
     PipelineExchange,
     find_pipeline_membership,
-    start_loop_exchange,
     start_pace_exchange,
 )
 from gpuenergyd.client.rank import RankDescription
@@ -52,7 +51,7 @@ def test_only_the_first_rank_of_a_host_among_several_exchanges(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
 ) -> None:
     install(monkeypatch, lambda *_, **__: pytest.fail("started"))
-    assert start_loop_exchange(CLIENT, run_key="run", dp_rank=2, socket_path=None, environ=environ) is None
+    assert start_pace_exchange("loop", CLIENT, None, run_key="run", dp_rank=2, environ=environ) is None
 
 
 def test_the_first_rank_starts_the_exchange_and_can_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +62,7 @@ def test_the_first_rank_starts_the_exchange_and_can_end_it(monkeypatch: pytest.M
         return lambda: given.append("stopped")
 
     install(monkeypatch, start)
-    stop = start_loop_exchange(CLIENT, run_key="run", dp_rank=2, socket_path="s", environ=FIRST_OF_TWO_HOSTS)
+    stop = start_pace_exchange("loop", CLIENT, "s", run_key="run", dp_rank=2, environ=FIRST_OF_TWO_HOSTS)
     assert stop is not None
     stop()
 
@@ -76,7 +75,7 @@ def test_without_the_plugin_each_rank_of_a_training_on_several_hosts_gets_one_li
     names = install(monkeypatch, None)
     options: dict[str, Any] = {"run_key": "run", "dp_rank": 2, "environ": FIRST_OF_TWO_HOSTS}
 
-    assert start_loop_exchange(CLIENT, socket_path=None, **options) is None
+    assert start_pace_exchange("loop", CLIENT, None, **options) is None
     assert start_pace_exchange("replica", CLIENT, None, **options) is None
     assert find_pipeline_membership(RankDescription(num_pp_ranks=2)) is None
 
@@ -97,7 +96,7 @@ def test_an_exchange_that_fails_is_one_warning(
 
     install(monkeypatch, start)
     with caplog.at_level(logging.WARNING):
-        stop = start_loop_exchange(CLIENT, run_key="r", dp_rank=2, socket_path=None, environ=FIRST_OF_TWO_HOSTS)
+        stop = start_pace_exchange("loop", CLIENT, None, run_key="r", dp_rank=2, environ=FIRST_OF_TWO_HOSTS)
 
     assert stop is None
     (record,) = caplog.records

@@ -18,7 +18,6 @@ from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply
 from gpuenergyd.daemon.settings import Settings, load_settings
 from gpuenergyd.errors import GpuError
-from gpuenergyd_across_hosts.host.pipeline_member import PipelineMembers
 from tests.support.job_stage import FakeWorker, Stage
 
 
@@ -45,9 +44,7 @@ def parts_of(
 ) -> HostParts:
     """Return the parts of a host without policy host, for its services."""
     capped = capped or CappedWorker(FakeWorker(), stage.gpus)
-    return HostParts(
-        settings, stage.gpus, stage.jobs, capped, divide_power, stage.history, no_policy, no_policy_host, tuple
-    )
+    return HostParts(settings, stage.gpus, stage.jobs, capped, divide_power, stage.history, no_policy, no_policy_host)
 
 
 def server_of(stage: Stage, folder: Path, *, status: Callable[[], Mapping[str, Any]] = dict) -> Server:
@@ -58,7 +55,6 @@ def server_of(stage: Stage, folder: Path, *, status: Callable[[], Mapping[str, A
     return Server(
         stage.jobs,
         ManualChanges(worker, leases, GpuReleases(worker, stage.gpus, stage.history, stage.jobs.spawn)),
-        PipelineMembers(stage.jobs),
         Operators(stage.jobs, any_policy, OrderFile(folder / "orders.json")),
         JobFits(stage.jobs, no_policy),
         status=status,

@@ -63,7 +63,7 @@ class CarbonHost:
     async def next_target(self, job_id: str, query: TargetQuery) -> TargetReply:
         """Return the real target policy's reply."""
         leader = self._leader()
-        assert job_id == leader.pipeline_id
+        assert job_id == leader.job_id
         return answer_target(CarbonTarget(), query, self.policy, leader.job.view())
 
     async def decide(self, leaders: Sequence[PipelineLeader]) -> None:

@@ -32,8 +32,8 @@ OpenPeer = Callable[[web.Request], AbstractContextManager[tuple[PeerCredentials,
 """Returns a context manager that yields the credentials and a pidfd of a request's client process."""
 
 
-class RankHandler(Protocol):
-    """Makes handlers for messages of ranks."""
+class MessageHandler(Protocol):
+    """Makes handlers of messages."""
 
     def __call__(
         self,
@@ -41,11 +41,13 @@ class RankHandler(Protocol):
         handle: Callable[[T, PeerCredentials], object | Awaitable[object]],
         *,
         max_bytes: int = MAX_CONTROL_MESSAGE_BYTES,
+        right: str | None = None,
         refused: Callable[[PeerCredentials, str], object] | None = None,
     ) -> Handler:
-        """Return a handler that passes on a rank's message and credentials; a reply of None means an unknown token.
+        """Return a handler that passes on a message with the client's credentials, and sends the reply.
 
-        `refused` gets the error of a message that cannot be read.
+        A reply of None means an unknown rank token. Only administrators may do what `right` says. `refused` gets the
+        error of a message that cannot be read.
         """
         ...
 
@@ -66,7 +68,7 @@ class RouteServices:
     """Returns the client process of a request, or raises AccessError unless it may do what the text says."""
     read_body: Callable[[web.Request, int], Awaitable[bytes]]
     """Returns the body of a request, within the server's time limit and a limit in bytes."""
-    rank_handler: RankHandler
+    message_handler: MessageHandler
     host_services: Mapping[str, HostService]
     """The services of plugins by name, for routes of the same plugin."""
     status: Snapshot[Mapping[str, Any]]

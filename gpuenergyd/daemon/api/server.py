@@ -142,7 +142,7 @@ class Server:
             self._open_peer,
             self._require_administrator,
             self._raw_body,
-            self._rank_handler,
+            self._message_handler,
             host_services,
             self._status,
             self._on_change,
@@ -159,14 +159,14 @@ class Server:
         """Serve requests on a listening socket."""
         logging.getLogger("aiohttp.server").addFilter(_without_traceback)
         app = web.Application(middlewares=[self._handle_request], client_max_size=MAX_ITERATION_REPORT_BYTES)
-        jobs, changes = self._jobs, self._changes
+        jobs, changes, handler = self._jobs, self._changes, self._message_handler
         handlers = {
             routes.RANKS: self._register,
             routes.ITERATIONS: self._report_iterations,
-            routes.PACE: self._rank_handler(PaceReport, jobs.handle_pace),
-            routes.RELEASE: self._rank_handler(RankRelease, jobs.release_finally),
-            routes.GPU_RELEASE: self._administrator_handler(GpuRelease, changes.releases.release),
-            routes.GPU_REOPEN: self._administrator_handler(GpuReopen, changes.releases.reopen),
+            routes.PACE: handler(PaceReport, jobs.handle_pace),
+            routes.RELEASE: handler(RankRelease, jobs.release_finally),
+            routes.GPU_RELEASE: handler(GpuRelease, changes.releases.release, right=MANUAL_CHANGES),
+            routes.GPU_REOPEN: handler(GpuReopen, changes.releases.reopen, right=MANUAL_CHANGES),
             routes.ENERGY: self._read_energy,
             routes.PAST_JOBS: self._list_past_jobs,
             routes.ALL_PAST_JOBS: self._list_all_past_jobs,
@@ -203,15 +203,16 @@ class Server:
 
     # --- routes ---
 
-    def _rank_handler(
+    def _message_handler(
         self,
         message_type: type[T],
         handle: Callable[[T, PeerCredentials], object | Awaitable[object]],
         *,
         max_bytes: int = MAX_CONTROL_MESSAGE_BYTES,
+        right: str | None = None,
         refused: Callable[[PeerCredentials, str], object] | None = None,
     ) -> Handler:
-        """Return a handler for a message of ranks; see `RankHandler`."""
+        """Return a handler as `MessageHandler` says."""
 
         async def respond(request: web.Request) -> web.Response:
             try:
@@ -221,7 +222,9 @@ class Server:
                     text = _http_error_text(request, error) if isinstance(error, web.HTTPException) else str(error)
                     refused(self._peer(request), text)
                 raise
-            reply = handle(message, self._peer(request))
+            reply = handle(
+                message, self._peer(request) if right is None else self._require_administrator(request, right)
+            )
             if isinstance(reply, Awaitable):
                 reply = await reply
             return _error(404, _UNKNOWN_TOKEN) if reply is None else _json(reply)
@@ -250,17 +253,6 @@ class Server:
             except BaseException:
                 os.close(session_pidfd)
                 raise
-
-    def _administrator_handler(
-        self, message_type: type[T], handle: Callable[[T, PeerCredentials], Awaitable[object]]
-    ) -> Handler:
-        """Return a handler that passes on an administrator's message and credentials."""
-
-        async def respond(request: web.Request) -> web.Response:
-            message = await self._body(request, message_type, MAX_CONTROL_MESSAGE_BYTES)
-            return _json(await handle(message, self._require_administrator(request, MANUAL_CHANGES)))
-
-        return respond
 
     async def _read_energy(self, request: web.Request) -> web.Response:
         wanted = await self._body(request, CounterQuery, MAX_CONTROL_MESSAGE_BYTES)

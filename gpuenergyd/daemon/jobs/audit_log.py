@@ -26,11 +26,8 @@ class AuditLog:
 
     history: HistoryPort
     job_id: str
-
-    @property
-    def actor(self) -> str:
-        """Who decides for the job."""
-        return DAEMON
+    actor: str = DAEMON
+    """Who decides for the job."""
 
     def record(
         self, action: str, actor: str, reason: str, *, gpu_uuid: str | None = None, before: str = "", after: str = ""

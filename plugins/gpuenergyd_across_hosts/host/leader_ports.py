@@ -35,13 +35,7 @@ _MAY_BE_IN_FORCE = 2
 
 @dataclass(frozen=True, slots=True)
 class LeaderAudit(AuditLog):
-    """Audit log of a pipeline, kept with the leader's own job."""
-
-    pipeline_id: str
-
-    @property
-    def actor(self) -> str:
-        return f"pipeline {self.pipeline_id}"
+    """Audit log of a pipeline, kept with the leader's own job; the actor is the pipeline."""
 
     def record_phase(self, command: RecordPhase) -> None:
         """Record that the pipeline entered a phase."""
@@ -102,7 +96,7 @@ class LeaderDelivery:
         self._before.clear()
 
     def _new_id(self, command: SendPlan) -> str:
-        return f"{self.audit.pipeline_id}.{self.generation}.{command.plan_epoch}"
+        return f"{self.job.description.job_id}.{self.generation}.{command.plan_epoch}"
 
     def _mixable(self, plan: ClockPlan) -> tuple[str, ...]:
         """Return the ids of earlier plans that may share an iteration with `plan`; empty unless for a straggler's pace.

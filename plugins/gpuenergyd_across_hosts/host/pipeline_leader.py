@@ -99,7 +99,7 @@ class PipelineLeader:
         own = replace(self.rules, experiment_iterations=_EXPERIMENT_ITERATIONS, are_plans_queued=False)
         self.job = Job(self.description, own)
         self._parts = StageParts(self.description.num_pp_ranks, self.num_tp_ranks)
-        self._audit = LeaderAudit(self.services.history, self.leader_job_id, self.pipeline_id)
+        self._audit = LeaderAudit(self.services.history, self.leader_job_id, f"pipeline {self.job_id}")
         self._delivery = LeaderDelivery(self.job, self._audit)
         may_set_clocks = not self.services.is_observing and Lever.CLOCKS in self.services.levers
         self._plans = LeaderPlans(
@@ -123,14 +123,9 @@ class PipelineLeader:
         }
 
     @property
-    def pipeline_id(self) -> str:
+    def job_id(self) -> str:
         """The id of the pipeline, which its plans carry."""
         return self.description.job_id
-
-    @property
-    def job_id(self) -> str:
-        """The id of the pipeline, under the name that the carbon service and past jobs use."""
-        return self.pipeline_id
 
     @property
     def carbon_zones(self) -> frozenset[str]:
@@ -170,7 +165,7 @@ class PipelineLeader:
         """Return the fields of the pipeline in the status of the leader's own job."""
         job, knowledge, estimate = self.job, self.job.knowledge, self.job.estimate()
         return {
-            "pipeline_id": self.pipeline_id,
+            "pipeline_id": self.job_id,
             "num_pp_ranks": self.description.num_pp_ranks,
             "num_tp_ranks": self.num_tp_ranks,
             "phase": job.phase,
@@ -201,7 +196,7 @@ class PipelineLeader:
         """Record the last estimate when the leading rank's job has ended."""
         self._iterations.record_estimate()
         if self.services.watcher is not None:
-            self.services.watcher.job_ended(self.pipeline_id)
+            self.services.watcher.job_ended(self.job_id)
 
     async def _handle(self, event: Event) -> None:
         self._commands.extend(self.job.handle(event))
@@ -241,7 +236,7 @@ class PipelineLeader:
         self._has_joined = True
         for pp_rank in ranks:
             await self._update_reordering(pp_rank)
-        self._replicas.join(self.pipeline_id)
+        self._replicas.join(self.job_id)
 
     async def _update_gpu(self, pp_rank: int) -> None:
         known_mhz = self.job.ranks.gpus[pp_rank].supported_sm_clocks_mhz
@@ -276,17 +271,17 @@ class PipelineLeader:
         self._plans.ask_in_time()
         own_time_s = self.job.knowledge.pace.own_time_s
         if own_time_s is not None:
-            for change in self._replicas.update_pace(Pace(own_time_s, self.pipeline_id, time.monotonic())):
+            for change in self._replicas.update_pace(Pace(own_time_s, self.job_id, time.monotonic())):
                 await self._follow(change)
 
     async def _compare_replicas(self, report: PipelineReport) -> None:
         pace, now_s = None, time.monotonic()
         if report.slowest_other_time_s:
             pace = Pace(report.slowest_other_time_s, "a replica elsewhere", now_s - report.age_s)
-        for change in self._replicas.update_pace_elsewhere(self.pipeline_id, pace, now_s, is_news=report.is_news):
+        for change in self._replicas.update_pace_elsewhere(self.job_id, pace, now_s, is_news=report.is_news):
             await self._follow(change)
         if not self.job.target.is_forced:
-            suspected_s = self._replicas.suspected_time_s(self.pipeline_id, now_s)
+            suspected_s = self._replicas.suspected_time_s(self.job_id, now_s)
             is_tuned = self.job.phase is JobPhase.TUNED
             self._plans.prepared.prepare(self.job.view, suspected_s if is_tuned else None)
 
@@ -295,7 +290,7 @@ class PipelineLeader:
         confirmed_time_s = change.pace.own_time_s if change.pace is not None else None
         straggler_time_s = self._plans.prepared.usable_time_s(confirmed_time_s)
         self.straggler_reason = change.reason if change.pace is not None else None
-        log.info("pipeline %s: %s", self.pipeline_id, change.reason)
+        log.info("pipeline %s: %s", self.job_id, change.reason)
         after = "own pace" if straggler_time_s is None else f"{straggler_time_s:.4g} s per iteration"
         self._audit.record("straggler", self._audit.actor, change.reason, after=after)
         await self._handle(StragglerChanged(straggler_time_s, change.reason))
@@ -304,7 +299,7 @@ class PipelineLeader:
     def _reply(self, known_plan_id: str | None) -> PipelineReply:
         delivery, pace = self._delivery, self.job.knowledge.pace
         reply = PipelineReply(
-            self.pipeline_id,
+            self.job_id,
             self.job.phase,
             None,
             merged_iteration=self._parts.merged_iteration,

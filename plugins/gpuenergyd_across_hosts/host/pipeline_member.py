@@ -260,7 +260,7 @@ class PipelineMembers:
         ended = self._leaders.pop(runner.job_id, None)
         if ended is not None:
             ended.close()
-            self.jobs.spawn(self.jobs.services.policy.drop_job(ended.pipeline_id))
+            self.jobs.spawn(self.jobs.services.policy.drop_job(ended.job_id))
         self.refusals.keep(lambda job_id: self.jobs.runner(job_id) is not None)
 
     def _new_leader(self, runner: JobRunner, report: PipelineReport) -> PipelineLeader:

@@ -71,7 +71,7 @@ class AcrossHostsRoutes:
     def __init__(self, services: RouteServices) -> None:
         service = services.host_services["across-hosts"]
         assert isinstance(service, AcrossHosts)
-        self._members, self._handler = service.members, services.rank_handler
+        self._members, self._handler = service.members, services.message_handler
 
     @staticmethod
     def describe(errors: Mapping[str, str]) -> ApiPart:

@@ -19,7 +19,7 @@ from gpuenergyd_across_hosts.ranks.job_store import Store
 from gpuenergyd_across_hosts.ranks.local_daemon import LocalDaemon
 from gpuenergyd_across_hosts.ranks.pipeline_place import PipelinePlace, member_name
 from gpuenergyd_across_hosts.ranks.replica_paces import FIRST_REPLICA, OtherPaces, ReplicaPaces
-from gpuenergyd_across_hosts.rules.plan_windows import MemberState, PlanWindow, PlanWindowGrantor
+from gpuenergyd_across_hosts.rules.plan_windows import MemberState, PlanWindowGrantor
 
 _ROUNDS_AHEAD = 6
 """How many rounds of the store threads lie between granting a plan window and its first iteration."""
@@ -111,7 +111,7 @@ class LeaderRank:
         grantor.grant(self._iterations_ahead())
         agreement = {
             "wanted": grantor.plan_to_install,
-            "windows": [list(_row(window)) for window in grantor.windows],
+            "windows": [[own.plan_id, own.begin_iteration, own.end_iteration] for own in grantor.windows],
             "revoked": grantor.revoked,
             "merged_iteration": self._merged_iteration,
         }
@@ -284,10 +284,6 @@ def _is_new_straggler(slowest_s: float | None, reply: Mapping[str, Any], offered
     own_s = reply["own_time_s"]
     is_slow = own_s is not None and slowest_s is not None and slowest_s > own_s * _SUSPECT_RATIO
     return is_slow and offered_at_pace_s is None
-
-
-def _row(window: PlanWindow) -> tuple[str, int, int]:
-    return window.plan_id, window.begin_iteration, window.end_iteration
 
 
 def _json(value: object) -> str:

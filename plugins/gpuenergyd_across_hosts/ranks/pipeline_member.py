@@ -138,12 +138,11 @@ class MemberExchange:
         return agreement
 
     def _query(self, store: Store, token: str, agreement: dict[str, Any] | None) -> dict[str, Any] | None:
-        place = {name: value for name, value in asdict(self._place).items() if value is not None}
         return self._daemon.post(
             "/v1/members",
             {
                 "rank_token": token,
-                "place": {**place, "run": store.prefix},
+                "place": {**asdict(self._place), "run": store.prefix},
                 "iteration_index": self._client.iteration_index,
                 "installed": sorted(self._plans.installed),
                 "agreement": agreement,

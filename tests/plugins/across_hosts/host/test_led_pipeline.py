@@ -59,7 +59,7 @@ async def test_a_block_at_full_speed_is_the_same_on_all_hosts_and_the_interval_c
     assert slower.high - slower.low < 0.002
     assert slower.low - MISS_RATIO <= tuned[0] / baseline[0] - 1 <= slower.high + MISS_RATIO
     estimates = [r for r in pipeline.histories[0].records if isinstance(r, EstimateRecord)]
-    (whole,) = [r for r in estimates if r.job_id == leaders[0].pipeline_id][-1:]
+    (whole,) = [r for r in estimates if r.job_id == leaders[0].job_id][-1:]
     assert (whole.saving_low_ratio, whole.saving_high_ratio) == (saving.saving_ratio.low, saving.saving_ratio.high)
     assert pipeline.leaders() == [], "the pipeline has ended with the job of its leading rank"
     members = [runner.outcome() for host in pipeline.hosts for runner in host.members.jobs]
@@ -157,7 +157,7 @@ async def test_a_carbon_target_moves_all_hosts_within_one_budget(tmp_path: Path)
     while not site.targets.status(leader)["target"]["num_windows"]:
         await site.train(1)
     status = site.targets.status(leader)
-    account = site.targets.accounts.get(leader.pipeline_id)
+    account = site.targets.accounts.get(leader.job_id)
     jobs_with_account = list(site.targets.accounts._jobs)
     num_faults = [runner.job.faults.num_faults for host in site.pipeline.hosts for runner in host.members.jobs]
     await site.pipeline.close()
@@ -186,13 +186,13 @@ async def test_the_daemon_of_the_leader_keeps_the_account_of_the_whole_when_it_i
     first = Site(tmp_path, values, hour_s=25.0)
     await first.train(90)
     leader = first.pipeline.leader
-    before = first.targets.accounts.get(leader.pipeline_id)
+    before = first.targets.accounts.get(leader.job_id)
     assert before is not None
     assert before.account.excess_s > 0
     await first.targets.accounts.save(first.pipeline.leaders())
     second = Site(tmp_path, values, hour_s=25.0)
     await second.train(30)
-    after = second.targets.accounts.get(second.pipeline.leader.pipeline_id)
+    after = second.targets.accounts.get(second.pipeline.leader.job_id)
     for site in (first, second):
         await site.pipeline.close()
 
@@ -207,7 +207,7 @@ async def test_the_daemon_of_the_leader_keeps_the_account_of_the_whole_when_it_i
 async def test_the_grams_of_all_hosts_count(tmp_path: Path) -> None:
     site = Site(tmp_path, [200.0] * 24 * (HISTORY_DAYS + 2), hour_s=3000.0)
     await site.train(75)
-    account = site.targets.accounts.get(site.pipeline.leader.pipeline_id)
+    account = site.targets.accounts.get(site.pipeline.leader.job_id)
     assert account is not None
     (slot,) = account.slots.values()
     plan_id = site.pipeline.followed[-1][0]

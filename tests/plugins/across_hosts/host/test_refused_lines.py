@@ -110,7 +110,7 @@ async def test_a_plan_that_is_too_long_to_be_sent(
         token = host.join(0)
         (runner,) = host.stage.jobs
         leader: Any = Leader()
-        leader.pipeline_id = "whole"
+        leader.job_id = "whole"
         host.members._leaders[runner.job_id] = leader
         report: Any = type("Report", (), {"rank_token": token})()
         line = r"the plan takes \d+ bytes; at most 100 can be sent"
