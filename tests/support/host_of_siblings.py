@@ -25,7 +25,7 @@ class HostOfSiblings:
 
     def __init__(self) -> None:
         self.stage = Stage()
-        self.members = PipelineMembers(self.stage.jobs)
+        self.members = self.stage.jobs.pipelines = PipelineMembers(self.stage.jobs)
 
     def join(self, tp_rank: int, **changes: Any) -> str:
         """Register a rank, and return its token."""

@@ -327,7 +327,7 @@ class LargeJob:
         rows = tuple((str(i.kind), i.microbatch_index, i.chunk_index) for i in self.schedule.orders[pp])
         policy: PolicyPort = self.policy if dp == 0 and pp == 0 else FollowingPolicy(self.policy)
         jobs = self._jobs(f"{dp}-{pp}", policy)
-        members = PipelineMembers(jobs)
+        members = jobs.pipelines = PipelineMembers(jobs)
         host = LargeHost(CountingStore(self.store), members, InProcessDaemon(members, loop))
         for tp in range(size.num_tp_ranks):
             place = PipelinePlace(pp, size.num_pp_ranks, tp, size.num_tp_ranks, dp)

@@ -118,7 +118,6 @@ class PipelineMembers:
     def __post_init__(self) -> None:
         self.refusals = Refusals(self.jobs.services.history)
         self.jobs.on_end.append(self._job_ended)
-        self.jobs.pipelines = self
 
     def state(self, query: MemberQuery, peer: PeerCredentials) -> MemberReply | None:
         """Return the stage's report if this member sends it for the stage, else only the leader's agreement.

@@ -41,7 +41,7 @@ class AcrossHosts:
     """Lets ranks of this host be members of pipelines across hosts, and lead them."""
 
     def __init__(self, parts: HostParts) -> None:
-        self.members = PipelineMembers(parts.jobs)
+        self.members = parts.jobs.pipelines = PipelineMembers(parts.jobs)
 
     @staticmethod
     def check(settings: Settings) -> None:

@@ -46,10 +46,11 @@ async def test_the_policy_plans_for_all_members_and_each_stage_gets_its_slice() 
     assert {one.straggler_time_s for one in reply.slices} == {None}
 
 
-async def test_where_clocks_may_not_be_set_no_plan_is_asked_for() -> None:
-    pipeline = LedPipeline(is_observing=True)
+@pytest.mark.parametrize("rights", [{"is_observing": True}, {"levers": frozenset({Lever.POWER_LIMITS})}])
+async def test_where_clocks_may_not_be_set_no_plan_is_asked_for(rights: Any) -> None:
+    pipeline = LedPipeline(**rights)
 
-    reply = await pipeline.train(ASKED)
+    reply = await pipeline.train(2 * ASKED)
 
     assert pipeline.policy.views == []
     assert reply.slices == ()
@@ -348,11 +349,3 @@ def test_the_epochs_of_old_plans_are_forgotten() -> None:
     assert [delivery.epoch_of(plan_id) for plan_id in ids[-3:]] == [197, 198, 199]
     assert delivery.epoch_of(ids[0]) is None
     assert delivery.epoch_of("baseline") == 0
-
-
-async def test_without_the_right_to_set_clocks_no_plan_is_asked_for() -> None:
-    pipeline = LedPipeline(levers=frozenset({Lever.POWER_LIMITS}))
-
-    await pipeline.train(2 * ASKED)
-
-    assert pipeline.policy.views == []

@@ -151,14 +151,6 @@ async def test_a_pipeline_with_too_many_ranks_is_refused_visibly(caplog: pytest.
         refused(host, lambda: run_at_once(coroutine(report, ME)), "4096 x 64 ranks", caplog)
 
 
-async def test_a_posted_plan_that_does_not_fit_is_refused_visibly(caplog: pytest.LogCaptureFixture) -> None:
-    async with running_host() as host:
-        token = host.join(0)
-        plan = PostedPlan("p.1", PlanPurpose.TUNED, ((4, ((333, 0, 0),)),), ())
-        coroutine = host.members.post_plan
-        refused(host, lambda: run_at_once(coroutine(MemberPlan(token, plan), ME)), "cannot run at", caplog)
-
-
 async def test_a_member_is_guarded_by_the_target_that_its_leader_permits() -> None:
     async with running_host() as host:
         token = host.join(0)
@@ -174,16 +166,6 @@ async def test_a_member_is_guarded_by_the_target_that_its_leader_permits() -> No
         registered = replace(plan, plan_id="p.2", permitted_slowdown_ratio=None)
         run_at_once(host.members.post_plan(MemberPlan(token, registered), ME), may_wait=True)
         assert job.target == PerformanceTarget(0.0)
-
-
-async def test_a_target_out_of_range_is_refused_visibly(caplog: pytest.LogCaptureFixture) -> None:
-    async with running_host() as host:
-        token = host.join(0)
-        plan = PostedPlan("p.1", PlanPurpose.TUNED, ((4, ((1200, 0, 0),)),), (), permitted_slowdown_ratio=-0.5)
-        coroutine = host.members.post_plan
-        refused(
-            host, lambda: run_at_once(coroutine(MemberPlan(token, plan), ME)), "permitted_slowdown_ratio -0.5", caplog
-        )
 
 
 async def test_a_message_refused_before_it_is_read_is_recorded_for_its_process(

@@ -32,6 +32,7 @@ PLAN = PostedPlan("p.1", PlanPurpose.TUNED, ((4, ((1200, 0, 0),)),), ())
         ({"plan_id": ""}, "plan_id and reason: at most 256 characters, and a plan_id is not empty"),
         ({"reason": "r" * 500}, "plan_id and reason: at most 256 characters, and a plan_id is not empty"),
         ({"straggler_time_s": -1.0}, r"straggler_time_s -1.0 must be in \(0, 86400\) s"),
+        ({"permitted_slowdown_ratio": -0.5}, r"permitted_slowdown_ratio -0.5 must be in \[0, 100\)"),
         ({"permitted_slowdown_ratio": 1e9}, r"permitted_slowdown_ratio 1000000000.0 must be in \[0, 100\)"),
         ({"clocks": ((4, ((333, 0, 0),)),)}, "cannot run at"),
         ({"changes": ((1, ((("X", 0, 0, 1200), 0, 1),)),)}, "instruction kind 'X'; known: "),

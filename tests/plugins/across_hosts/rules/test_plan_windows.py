@@ -171,14 +171,6 @@ def test_a_follower_accepts_windows_in_any_order_and_repeatedly() -> None:
     assert [follower.plan_for(i) for i in (4, 5, 19, 20, 29, 30)] == [None, "a", "a", "b", "b", None]
 
 
-def test_a_cleared_follower_runs_at_full_speed() -> None:
-    follower = PlanWindowFollower()
-    follower.update([PlanWindow("a", 5, 20)])
-    follower.clear()
-
-    assert follower.plan_for(10) is None
-
-
 def agreed(plan_id: str, *, at: int) -> PlanWindowGrantor:
     leader = grantor()
     leader.propose(plan_id)
@@ -345,18 +337,6 @@ def test_a_window_never_ends_far_ahead_of_the_newest_iteration(ahead: int) -> No
         leader.grant(ahead=ahead)
 
         assert leader.windows[-1].end_iteration <= max(iteration + 3 * ahead, 10 + 3 * AHEAD_ITERATIONS)
-
-
-def test_a_follower_uses_the_longest_window_of_a_plan() -> None:
-    follower = PlanWindowFollower()
-    follower.update([PlanWindow("a", 5, 9), PlanWindow("a", 5, 7)])
-
-    assert [follower.plan_for(index) for index in (4, 5, 8, 9)] == [None, "a", "a", None]
-    follower.update([PlanWindow("b", 9, 11)])
-    assert follower.plan_for(10) == "b"
-    follower.drop("b")
-    follower.drop("never heard of")
-    assert follower.plan_for(10) is None
 
 
 def test_newest_iteration_is_unknown_before_the_first_report() -> None:
