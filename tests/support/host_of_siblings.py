@@ -76,7 +76,7 @@ def refused(host: HostOfSiblings, act: Callable[[], object], problem: str, caplo
     assert len(lines) == 1
     reasons = [event.reason for event in host.stage.events("refusal")]
     assert len(reasons) == 1
-    fields = host.members.status(runner.job_id)["pipeline_refusal"]
+    fields = host.members.refusals.status_fields(runner.job_id)
     assert fields is not None
     assert (fields["reason"], fields["num_messages"]) == (reasons[0], 3)
     assert reasons[0] in lines[0]
