@@ -10,6 +10,7 @@ from gpuenergyd.daemon.api.plugin_routes import ApiPart, RouteServices
 from gpuenergyd.daemon.api.routes import Route
 from gpuenergyd.daemon.host_services import HostParts
 from gpuenergyd.daemon.settings import Settings
+from gpuenergyd.errors import UsageError
 from gpuenergyd.gpu.link.messages import GpuSample
 from gpuenergyd.wire import MAX_ITERATION_REPORT_BYTES
 from gpuenergyd.wire.messages import IterationReply
@@ -45,7 +46,8 @@ class AcrossHosts:
 
     @staticmethod
     def check(settings: Settings) -> None:
-        """Accept all settings."""
+        if settings.service_options.get("across-hosts") is not None:
+            raise UsageError("[across-hosts]: no such table")
 
     async def start(self) -> None:
         """Do nothing: ranks begin all exchanges."""
