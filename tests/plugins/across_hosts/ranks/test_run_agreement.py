@@ -59,20 +59,6 @@ def test_the_first_rank_writes_once_a_second_and_the_others_read_only_until_they
     assert run_of(other, store, 20.0) == f"{store.prefix}/{name}"
 
 
-def test_keys_of_two_runs_are_apart() -> None:
-    store = MemoryStore()
-    before, now = store.within("a"), store.within("b")
-    before.set("0/head", "old")
-    before.add("count", 3)
-
-    assert now.get("0/head") is None
-    assert now.get_all(["0/head"]) is None
-    assert now.add("count", 0) == 0
-    now.set("0/head", "new")
-    assert (before.get("0/head"), now.get_all(["0/head"])) == (b"old", [b"new"])
-    assert now.prefix == f"{store.prefix}/b"
-
-
 def test_hosts_whose_launchers_have_counted_other_restarts_use_one_key() -> None:
     launcher = {"TORCHELASTIC_RUN_ID": "a7", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
     keys = [find_run_key(environ={**launcher, "TORCHELASTIC_RESTART_COUNT": count}) for count in ("0", "1")]

@@ -1,6 +1,7 @@
 """Merging of member observations; tensor-parallel ranks of a stage count as one."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -39,10 +40,12 @@ def test_missing_energy_of_a_member_is_missing_for_its_stage() -> None:
     assert whole.energy_j is None
 
 
-def test_an_iteration_under_different_plans_has_no_plan() -> None:
-    other = replace(part(0.01, 0.02), plan_id="p.2")
+@pytest.mark.parametrize("merge", [merge_observations, merge_siblings])
+def test_an_iteration_under_different_plans_has_no_plan_and_one_disturbed_on_a_member_is_disturbed(merge: Any) -> None:
+    whole = merge([part(0.01, 0.02), replace(part(0.01, 0.02), plan_id="p.2", is_regular=False)])
 
-    assert merge_observations([part(0.01, 0.02), other]).plan_id is None
+    assert whole.plan_id is None
+    assert not whole.is_regular
 
 
 def test_launch_gaps_of_single_members_are_dropped() -> None:
@@ -61,12 +64,6 @@ def test_the_turnaround_of_a_stage_is_that_of_its_last_rank() -> None:
 
     assert whole.turnarounds_s == (0.03, 0.02, None)
     assert whole.lead_s == 0.001
-
-
-def test_an_iteration_disturbed_on_one_member_is_disturbed() -> None:
-    other = replace(part(0.01, 0.02), is_regular=False)
-
-    assert not merge_observations([part(0.01, 0.02), other]).is_regular
 
 
 def test_busy_time_is_the_iteration_time_without_waits() -> None:
@@ -92,7 +89,3 @@ def test_the_merge_of_merged_siblings_is_that_of_all() -> None:
     four = [part(0.010, 0.02), part(0.012, 0.019), replace(part(0.011, 0.021), is_regular=False), part(0.009, 0.018)]
 
     assert merge_siblings([merge_siblings(four[:2]), merge_siblings(four[2:])]) == merge_siblings(four)
-
-
-def test_siblings_under_different_plans_have_no_plan() -> None:
-    assert merge_siblings([part(0.01, 0.02), replace(part(0.01, 0.02), plan_id="p.2")]).plan_id is None
