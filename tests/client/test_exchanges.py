@@ -18,12 +18,10 @@ from gpuenergyd.client.rank import RankDescription
 
 FIRST_OF_TWO_HOSTS = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANK": "2", "LOCAL_RANK": "0"}
 CLIENT: Any = object()
+POINTS = {point.name: point for point in importlib.metadata.entry_points(group="gpuenergyd.exchanges")}
 
 
-def install(monkeypatch: pytest.MonkeyPatch, start: Callable[..., Any] | None) -> list[str]:
-    """Install an exchange, or none; return the names that are looked up."""
-    names: list[str] = []
-
+def install(monkeypatch: pytest.MonkeyPatch, start: Callable[..., Any] | None) -> None:
     class Point:
         def load(self) -> Callable[..., Any]:
             assert start is not None
@@ -31,11 +29,10 @@ def install(monkeypatch: pytest.MonkeyPatch, start: Callable[..., Any] | None) -
 
     def entry_points(*, group: str, name: str) -> list[Point]:
         assert group == "gpuenergyd.exchanges"
-        names.append(name)
+        assert name in POINTS
         return [] if start is None else [Point()]
 
     monkeypatch.setattr(exchanges, "entry_points", entry_points)
-    return names
 
 
 @pytest.mark.parametrize(
@@ -72,14 +69,13 @@ def test_the_first_rank_starts_the_exchange_and_can_end_it(monkeypatch: pytest.M
 def test_without_the_plugin_each_rank_of_a_training_on_several_hosts_gets_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    names = install(monkeypatch, None)
+    install(monkeypatch, None)
     options: dict[str, Any] = {"run_key": "run", "dp_rank": 2, "environ": FIRST_OF_TWO_HOSTS}
 
     assert start_pace_exchange("loop", CLIENT, None, **options) is None
     assert start_pace_exchange("replica", CLIENT, None, **options) is None
     assert find_pipeline_membership(RankDescription(num_pp_ranks=2)) is None
 
-    assert names == ["loop", "replica", "pipeline"]
     missing = "the plugin gpuenergyd_across_hosts is not installed"
     compared = f"gpuenergyd: ranks on other hosts are not compared with those of this one: {missing}"
     assert [record.getMessage() for record in caplog.records] == [
@@ -105,8 +101,6 @@ def test_an_exchange_that_fails_is_one_warning(
 
 
 # --- the contract of exchanges, for those that are installed ---
-
-POINTS = {point.name: point for point in importlib.metadata.entry_points(group="gpuenergyd.exchanges")}
 
 
 def test_the_installed_project_offers_all_exchanges() -> None:
