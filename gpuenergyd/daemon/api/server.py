@@ -222,9 +222,8 @@ class Server:
                     text = _http_error_text(request, error) if isinstance(error, web.HTTPException) else str(error)
                     refused(self._peer(request), text)
                 raise
-            reply = handle(
-                message, self._peer(request) if right is None else self._require_administrator(request, right)
-            )
+            peer = self._peer(request) if right is None else self._require_administrator(request, right)
+            reply = handle(message, peer)
             if isinstance(reply, Awaitable):
                 reply = await reply
             return _error(404, _UNKNOWN_TOKEN) if reply is None else _json(reply)
