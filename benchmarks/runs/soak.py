@@ -43,7 +43,6 @@ from gpuenergyd.core.clock_request import ClockRequest  # noqa: E402
 from gpuenergyd.core.job.rules import JobRules  # noqa: E402
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, full_speed_plan  # noqa: E402
 from gpuenergyd.core.policy_api.policy import JobView  # noqa: E402
-from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers  # noqa: E402
 from gpuenergyd.daemon.api.server import ManualChanges, Server, UserLimits  # noqa: E402
 from gpuenergyd.daemon.capped_worker import CappedWorker  # noqa: E402
 from gpuenergyd.daemon.gpus.access import AccessRules  # noqa: E402
@@ -166,7 +165,7 @@ class Soak:
         settings, capped = load_settings(mode="control", state_dir=folder), CappedWorker(worker, self.gpus)
         parts = HostParts(
             settings, self.gpus, self.jobs, capped, policy.divide_power, self.history, policy.fitted,
-            no_policy_host, tuple,
+            no_policy_host,
         )  # fmt: skip
         self.server = Server(
             self.jobs,
@@ -175,9 +174,8 @@ class Soak:
                 leases,
                 GpuReleases(worker, self.gpus, self.history, self.jobs.spawn),
             ),
-            PipelineMembers(self.jobs),
-            Operators(self.jobs, policy.check, lambda _: None, OrderFile(folder / "orders.json")),
-            JobFits(self.jobs, policy.fitted, lambda _: None),
+            Operators(self.jobs, policy.check, OrderFile(folder / "orders.json")),
+            JobFits(self.jobs, policy.fitted),
             status=lambda: {"jobs": [runner.job_id for runner in self.jobs], "gpus": GPUS},
             job_detail=lambda _: None,
             past_jobs=PastJobStore(f"sqlite:///{folder / 'history.sqlite3'}", self.history),

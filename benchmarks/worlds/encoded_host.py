@@ -14,7 +14,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gpuenergyd.client.plans import AgreedPlans
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.measurements.reordering import Reordering
@@ -22,14 +21,15 @@ from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import Instruction
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.core.policy_api.policy import GpuView
-from gpuenergyd.daemon.across_hosts.host_stage import HostStage, Sibling
-from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.wire.daemon_codec import encode
-from gpuenergyd.wire.pipeline_messages import PlanAgreement
-from gpuenergyd_trainers.across_hosts.job_store import Store
-from gpuenergyd_trainers.across_hosts.local_daemon import LocalDaemon
-from gpuenergyd_trainers.across_hosts.pipeline_member import MemberExchange
-from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
+from gpuenergyd_across_hosts.host.host_stage import HostStage, Sibling
+from gpuenergyd_across_hosts.host.pipeline_member import PipelineMembers
+from gpuenergyd_across_hosts.messages.pipeline_messages import PlanAgreement
+from gpuenergyd_across_hosts.ranks.agreed_plans import AgreedPlans
+from gpuenergyd_across_hosts.ranks.job_store import Store
+from gpuenergyd_across_hosts.ranks.local_daemon import LocalDaemon
+from gpuenergyd_across_hosts.ranks.pipeline_member import MemberExchange
+from gpuenergyd_across_hosts.ranks.pipeline_place import PipelinePlace
 from tests.support.large_job import CountingStore, FakeClient, LargeHost, LargeJob, LargeRank
 
 _KEPT = 12

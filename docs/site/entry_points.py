@@ -58,8 +58,8 @@ GROUPS = {
         " `gpuenergyd plan --waiting-power MODEL`."
     ),
     "gpuenergyd.exchanges": (
-        "`loop`: a function that starts the exchange of a data-parallel loop's paces with other hosts, in the first"
-        " rank of each host, and returns a function that ends it."
+        "`loop` and `replica`: a [PaceExchange](python-api.md#paceexchange) of the replicas of a training with other"
+        " hosts. `pipeline`: a [PipelineExchange](python-api.md#pipelineexchange), for pipelines that span hosts."
     ),
     "gpuenergyd.launchers": (
         "A function from an environment to the environment of a program started by `gpuenergyd run`, so that the"

@@ -50,6 +50,7 @@ PUBLIC_MODULES = {
     "For plugins": (
         "gpuenergyd.cli.command_entry",
         "gpuenergyd.cli.output",
+        "gpuenergyd.client.exchanges",
         "gpuenergyd.daemon.api.plugin_routes",
         "gpuenergyd.daemon.host_services",
         "gpuenergyd.report.plugin_formats",

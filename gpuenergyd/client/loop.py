@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from gpuenergyd.client.environment import find_gpu_uuid, find_rank, find_run_key
+from gpuenergyd.client.exchanges import start_pace_exchange
 from gpuenergyd.client.figures import Metrics, metrics_of
 from gpuenergyd.client.lookout import DaemonLookout
-from gpuenergyd.client.loop_exchange import start_loop_exchange
 from gpuenergyd.client.phases.marks import MAX_PHASES, PhaseMarks
 from gpuenergyd.client.phases.step_cycle import StepCycle, StepTurn
 from gpuenergyd.client.phases.torch_hooks import TorchPhases
@@ -168,9 +168,7 @@ class LoopJob:
         self._hooks = self._find_phases() if client.is_managed and self._finds_phases else None
         if self._hooks is None:
             self._marks.register_whole()
-        self._stop_exchange = start_loop_exchange(
-            client, run_key=run_key, dp_rank=dp_rank, socket_path=self._socket_path
-        )
+        self._stop_exchange = start_pace_exchange("loop", client, self._socket_path, run_key=run_key, dp_rank=dp_rank)
         return client
 
     @property

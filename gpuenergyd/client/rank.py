@@ -21,7 +21,7 @@ from gpuenergyd.client.environment import (
     missing_gpu_reason,
 )
 from gpuenergyd.client.lookout import DaemonLookout
-from gpuenergyd.client.plans import NO_PLAN, AgreedPlans, PlannedClocks, PlanQueue, PreparedPlan, at_full_speed
+from gpuenergyd.client.plans import NO_PLAN, PlannedClocks, PlanQueue, PreparedPlan, at_full_speed
 from gpuenergyd.client.reporter import FinishedIteration, Reporter
 from gpuenergyd.client.run_mark import delete_mark, record_obstacle
 from gpuenergyd.client.tags import MAX_TAGS, find_tags
@@ -136,14 +136,15 @@ class RankClient:
         order: Sequence[OrderRow] = (),
         socket_path: str | None = None,
         timer: InstructionTimer | None = None,
-        agreed_plans: AgreedPlans | None = None,
+        agreed_plans: PlanQueue | None = None,
         learn_times: Callable[[IterationTimes], None] | None = None,
         give_way: Callable[[], None] | None = None,
     ) -> None:
         """Describe the rank.
 
-        `learn_times` gets the times of the iterations before the registration, on any thread. `give_way` makes this
-        rank leave its job when another part of the process joins on the same GPU; without it, the other is ignored.
+        `agreed_plans` are those of a member of a pipeline across hosts. `learn_times` gets the times of the iterations
+        before the registration, on any thread. `give_way` makes this rank leave its job when another part of the
+        process joins on the same GPU; without it, the other is ignored.
         """
         length = find_job_length()
         options = find_job_options(rank.job_name, rank.policy, rank.max_slowdown_ratio)
@@ -242,11 +243,6 @@ class RankClient:
             )
             return False
         return True
-
-    @property
-    def agreed_plans(self) -> AgreedPlans | None:
-        """The plans of a member of a pipeline across hosts; None for any other rank."""
-        return self._plans if isinstance(self._plans, AgreedPlans) else None
 
     @property
     def pp_rank(self) -> int:

@@ -10,7 +10,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from socket import SOCK_SEQPACKET, SOCK_STREAM, gethostname
 from typing import assert_never
@@ -18,7 +18,6 @@ from typing import assert_never
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.count_text import count_text
-from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.api.clock_socket import ClockSocket
 from gpuenergyd.daemon.api.server import ManualChanges, Server, UserLimits
 from gpuenergyd.daemon.api.status import daemon_status, job_detail
@@ -38,7 +37,7 @@ from gpuenergyd.daemon.jobs.replicas import TimeAccounts
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
 from gpuenergyd.daemon.manual_leases.releases import GpuReleases
 from gpuenergyd.daemon.periodic import Periodic
-from gpuenergyd.daemon.ports import JobServices, RunningJob
+from gpuenergyd.daemon.ports import JobServices
 from gpuenergyd.daemon.processes.gpu_worker import GpuWorker, WorkerEvent, WorkerReady
 from gpuenergyd.daemon.processes.launch import StartChild, process_launchers
 from gpuenergyd.daemon.processes.plugins import PolicyNames, check_policy_name, is_shipped, with_default_options
@@ -140,10 +139,7 @@ class Daemon:
             policy_options=settings.policy_options,
             accounts=TimeAccounts(settings.time_accounts_path),
         )
-        self.members = PipelineMembers(self.jobs)
-        self._operators = Operators(
-            self.jobs, self.policy.check, self.members.leader, OrderFile(settings.operator_orders_path)
-        )
+        self._operators = Operators(self.jobs, self.policy.check, OrderFile(settings.operator_orders_path))
         self.leases = ManualLeases(capped, self.gpus, self._history)
         self.releases = GpuReleases(self.worker, self.gpus, self._history, self.jobs.spawn)
         parts = HostParts(
@@ -155,15 +151,13 @@ class Daemon:
             self._history,
             self.policy.next_target,
             start.policy_host,
-            self._with_targets,
         )
         self.services: Mapping[str, HostService] = {name: service(parts) for name, service in host_services().items()}
         self._server = Server(
             self.jobs,
             ManualChanges(self.worker, self.leases, self.releases),
-            self.members,
             self._operators,
-            JobFits(self.jobs, self.policy.fitted, self.members.led_job),
+            JobFits(self.jobs, self.policy.fitted),
             status=lambda: daemon_status(self),
             job_detail=lambda job_id: job_detail(self, job_id),
             past_jobs=past_jobs,
@@ -176,11 +170,6 @@ class Daemon:
         self._supervision: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
         self._periodic = Periodic()
-
-    def _with_targets(self) -> Iterator[RunningJob]:
-        """Yield the jobs whose targets this host decides; a pipeline across hosts is one job, its leader."""
-        yield from (runner for runner in self.jobs if not runner.is_member)
-        yield from self.members.leaders
 
     async def _pids_on(self, gpu_uuid: str) -> tuple[int, ...]:
         return (await self.worker.do(ListProcesses(gpu_uuid))).pids
@@ -276,7 +265,7 @@ class Daemon:
         await asyncio.to_thread(self._history.close, _FLUSH_LIMIT_S)
 
     async def _save_accounts(self) -> None:
-        await self.jobs.accounts.save(self._with_targets())
+        await self.jobs.accounts.save(self.jobs.with_targets())
 
     async def _save_switching(self) -> None:
         """Save the measured clock changes, and what `doctor --measure` found, for the next daemon."""

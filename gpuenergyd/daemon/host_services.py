@@ -5,7 +5,7 @@ loop, so a service that blocks delays every training program.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from gpuenergyd.daemon.capped_worker import CappedWorker
 from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.jobs.registry import Jobs
-from gpuenergyd.daemon.ports import HistoryPort, RunningJob
+from gpuenergyd.daemon.ports import HistoryPort
 from gpuenergyd.daemon.processes.launch import StartPolicyHost
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply
@@ -49,8 +49,6 @@ class HostParts:
     """Asks a target policy in the policy host about a job, with the job's frontier."""
     start_policy_host: StartPolicyHost
     """Starts a further policy host, for work that must not delay plans."""
-    with_targets: Callable[[], Iterable[RunningJob]]
-    """The jobs whose targets this host decides: a pipeline across hosts is one job, represented by its leader."""
 
 
 class HostService(Protocol):

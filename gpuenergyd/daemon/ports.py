@@ -89,6 +89,18 @@ class RunningJob(Protocol):
         ...
 
 
+class PipelinesPort(Protocol):
+    """The pipelines across hosts that a rank of this host leads: each is one job for operators and services."""
+
+    def leader(self, job_id: str) -> RunningJob | None:
+        """Return the pipeline that a job of this host leads; None for any other job."""
+        ...
+
+    def status(self, job_id: str) -> Mapping[str, Any]:
+        """Return the fields `pipeline` and `pipeline_refusal` of a job's status."""
+        ...
+
+
 class ReplicasPort(Protocol):
     """The other replicas of a job's training."""
 

@@ -6,9 +6,6 @@ HTTP/1.1 with JSON bodies on the daemon's Unix socket:
     POST /v1/iterations      IterationReport, or an array of them  -> IterationReply
     POST /v1/pace            PaceReport       -> PaceReply
     POST /v1/release         RankRelease      -> ReleaseReply
-    POST /v1/members         MemberQuery      -> MemberReply      pipelines across hosts: wire/pipeline_messages.py
-    POST /v1/members/plan    MemberPlan       -> IterationReply
-    POST /v1/pipelines       PipelineReport   -> PipelineReply
     GET  /v1/status          the daemon's status, see daemon/api/status.py
 """
 
@@ -60,7 +57,7 @@ class RankRegistration:
     job_hours: float | None = None
     job_deadline: str | None = None
     is_pipeline_member: bool = False
-    """Whether the rank belongs to a pipeline across hosts, whose plans are posted: see wire/pipeline_messages.py."""
+    """Whether the rank belongs to a pipeline across hosts, whose plans its leader posts."""
     from_environment: tuple[str, ...] = ()
     """Which of `policy` and `max_slowdown_ratio` come from the environment instead of the program."""
     num_dp_ranks: int = 1

@@ -51,7 +51,7 @@ class CarbonService:
         settings, history = parts.settings, parts.history
         self._settings = settings
         self._is_configured = settings.carbon_zone is not None or settings.signal_path is not None
-        self._runners = parts.with_targets
+        self._runners = parts.jobs.with_targets
         self._history = history
         self._now = now
         replay_from = settings.carbon_replay_from

@@ -1,7 +1,6 @@
 """The routes of calibrations and measured GPUs, all for administrators: `/v1/calibrations` and `/v1/measured-gpus`."""
 
 from collections.abc import Mapping
-from typing import TypeVar
 
 from aiohttp import web
 
@@ -34,8 +33,6 @@ _KEEP = Route(
     MeasuredGpusKept,
 )
 
-T = TypeVar("T")
-
 
 class DoctorRoutes:
     """Starts calibrations, shows their state, and keeps what was measured of GPUs."""
@@ -54,13 +51,12 @@ class DoctorRoutes:
     def add_to(self, app: web.Application) -> None:
         app.router.add_post(_START.path, self._start)
         app.router.add_get(_STATE.path, self._state)
-        app.router.add_post(_KEEP.path, self._keep)
-
-    def declare_change(self) -> None:
-        """Do nothing, since these routes cache nothing."""
+        keep, right = self._calibrations.keep_measured, "keep measurements of this host"
+        app.router.add_post(_KEEP.path, self._services.message_handler(MeasuredGpus, keep, right=right))
 
     async def _start(self, request: web.Request) -> web.Response:
-        message = await self._body(request, CalibrationRequest)
+        body = await self._services.read_body(request, MAX_CONTROL_MESSAGE_BYTES)
+        message = decode(body, CalibrationRequest, max_bytes=MAX_CONTROL_MESSAGE_BYTES)
         with self._services.open_peer(request) as (peer, pidfd):
             self._services.proof_of_use.rules.require_administrator(peer)
             require_alive(peer, pidfd)
@@ -72,15 +68,6 @@ class DoctorRoutes:
         if state is None:
             return _json({"error": f"no calibration {calibration_id[:100]!r}"}, status=404)
         return _json(state)
-
-    async def _keep(self, request: web.Request) -> web.Response:
-        message = await self._body(request, MeasuredGpus)
-        peer = self._services.require_administrator(request, "keep measurements of this host")
-        return _json(self._calibrations.keep_measured(message, peer))
-
-    async def _body(self, request: web.Request, message_type: type[T]) -> T:
-        body = await self._services.read_body(request, MAX_CONTROL_MESSAGE_BYTES)
-        return decode(body, message_type, max_bytes=MAX_CONTROL_MESSAGE_BYTES)
 
 
 def _json(value: object, status: int = 200) -> web.Response:

@@ -40,9 +40,6 @@ class IdleRoutes:
     def add_to(self, app: web.Application) -> None:
         app.router.add_put(_LIFT.path, self._lift)
 
-    def declare_change(self) -> None:
-        """Forget nothing: nothing is kept."""
-
     async def _lift(self, request: web.Request) -> web.Response:
         body = await self._services.read_body(request, MAX_CONTROL_MESSAGE_BYTES)
         message = decode(body, IdleLiftRequest, max_bytes=MAX_CONTROL_MESSAGE_BYTES)

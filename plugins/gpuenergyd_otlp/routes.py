@@ -27,8 +27,5 @@ class MetricsRoutes:
     def add_to(self, app: web.Application) -> None:
         app.router.add_get(_METRICS.path, self._respond)
 
-    def declare_change(self) -> None:
-        """Do nothing, since the server has the status built anew."""
-
     async def _respond(self, _: web.Request) -> web.Response:
         return web.Response(body=self._metrics.value(), headers={"Content-Type": _METRICS_TYPE})

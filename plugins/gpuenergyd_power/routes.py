@@ -41,9 +41,6 @@ class PowerRoutes:
         app.router.add_get(_SHOW.path, self._show)
         app.router.add_put(_CHANGE.path, self._change)
 
-    def declare_change(self) -> None:
-        """Do nothing, since these routes cache nothing."""
-
     async def _show(self, request: web.Request) -> web.Response:
         del request
         return _json(self._power.state())

@@ -49,6 +49,7 @@ class ZeusdRoutes:
         self._services, self._gpus = services, services.gpus
         self._changes = ZeusdChanges(services.leases, services.worker)
         self._snapshots = SharedReads(lambda gpu_uuid: services.worker.do(TakeSnapshot(gpu_uuid)))
+        services.on_change.append(self._snapshots.declare_change)
         self._pci_addresses: dict[str, str] = {}
         self._cpus = Cpus()
         self._streams: set[asyncio.Task[Any]] = set()
@@ -56,10 +57,6 @@ class ZeusdRoutes:
     @staticmethod
     def describe(errors: Mapping[str, str]) -> ApiPart:
         return ApiPart(zeusd_paths(errors), SCHEMAS)
-
-    def declare_change(self) -> None:
-        """Discard all readings made before this call, because a setting has changed."""
-        self._snapshots.declare_change()
 
     def add_to(self, app: web.Application) -> None:
         get, post = app.router.add_get, app.router.add_post

@@ -121,8 +121,9 @@ def test_a_requested_budget_without_the_service_that_keeps_it_is_logged(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"heat": {}}, r"\[heat\]: no such service; installed: carbon, idle, power"),
+        ({"heat": {}}, r"\[heat\]: no such service; installed: across-hosts, carbon, idle, power"),
         ({"power": {"budget_w": 5}}, r"\[power\]: no such table"),
+        ({"across-hosts": {}}, r"\[across-hosts\]: no such table"),
         ({"carbon": {"zone": "GB"}}, r"\[carbon\]: no such table"),
         ({"idle": {"after": 5}}, r"\[idle\]: unknown option 'after'; valid: enabled, after_s"),
         ({"idle": {"enabled": 1}}, r"\[idle\] enabled = 1: must be true or false"),

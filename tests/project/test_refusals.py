@@ -13,14 +13,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = (
-    "gpuenergyd/daemon/across_hosts/*.py",
+    "plugins/gpuenergyd_across_hosts/host/*.py",
     "gpuenergyd/daemon/jobs/replicas.py",
     "gpuenergyd/daemon/jobs/training_budget.py",
     "gpuenergyd/core/distributed/*.py",
     "gpuenergyd/core/job/description.py",
-    "gpuenergyd/wire/patterns.py",
-    "gpuenergyd/wire/compact_observations.py",
-    "trainers/gpuenergyd_trainers/across_hosts/*.py",
+    "plugins/gpuenergyd_across_hosts/messages/patterns.py",
+    "plugins/gpuenergyd_across_hosts/messages/compact_observations.py",
+    "plugins/gpuenergyd_across_hosts/ranks/*.py",
     "trainers/gpuenergyd_trainers/joining/membership.py",
     "trainers/gpuenergyd_trainers/joining/place*.py",
     "trainers/gpuenergyd_trainers/megatron*.py",

@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.api.server import ManualChanges, Server, UserLimits
 from gpuenergyd.daemon.capped_worker import CappedWorker
 from gpuenergyd.daemon.gpus.access import AccessRules
@@ -45,9 +44,7 @@ def parts_of(
 ) -> HostParts:
     """Return the parts of a host without policy host, for its services."""
     capped = capped or CappedWorker(FakeWorker(), stage.gpus)
-    return HostParts(
-        settings, stage.gpus, stage.jobs, capped, divide_power, stage.history, no_policy, no_policy_host, tuple
-    )
+    return HostParts(settings, stage.gpus, stage.jobs, capped, divide_power, stage.history, no_policy, no_policy_host)
 
 
 def server_of(stage: Stage, folder: Path, *, status: Callable[[], Mapping[str, Any]] = dict) -> Server:
@@ -58,9 +55,8 @@ def server_of(stage: Stage, folder: Path, *, status: Callable[[], Mapping[str, A
     return Server(
         stage.jobs,
         ManualChanges(worker, leases, GpuReleases(worker, stage.gpus, stage.history, stage.jobs.spawn)),
-        PipelineMembers(stage.jobs),
-        Operators(stage.jobs, any_policy, lambda _: None, OrderFile(folder / "orders.json")),
-        JobFits(stage.jobs, no_policy, lambda _: None),
+        Operators(stage.jobs, any_policy, OrderFile(folder / "orders.json")),
+        JobFits(stage.jobs, no_policy),
         status=status,
         job_detail=lambda _: None,
         past_jobs=PastJobStore(f"sqlite:///{folder / 'history.sqlite3'}", stage.history),

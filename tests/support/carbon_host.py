@@ -6,10 +6,10 @@ from pathlib import Path
 
 from gpuenergyd.core.carbon.intensity import HOUR
 from gpuenergyd.core.policy_api.policy import ClockPolicy
-from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
 from gpuenergyd.daemon.processes.target_queries import TargetQuery, TargetReply, answer_target
 from gpuenergyd.daemon.settings import load_settings
 from gpuenergyd.store.records import TargetRecord
+from gpuenergyd_across_hosts.host.pipeline_leader import PipelineLeader
 from gpuenergyd_carbon.feed import CarbonFeed
 from gpuenergyd_carbon.policy.target import CarbonTarget
 from gpuenergyd_carbon.rules.grid_clock import GridClock
@@ -63,7 +63,7 @@ class CarbonHost:
     async def next_target(self, job_id: str, query: TargetQuery) -> TargetReply:
         """Return the real target policy's reply."""
         leader = self._leader()
-        assert job_id == leader.pipeline_id
+        assert job_id == leader.job_id
         return answer_target(CarbonTarget(), query, self.policy, leader.job.view())
 
     async def decide(self, leaders: Sequence[PipelineLeader]) -> None:

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.ports import PolicyPort
+from gpuenergyd_across_hosts.host.pipeline_leader import PipelineLeader
 from gpuenergyd_policies.uniform import Uniform
 from tests.support.carbon_host import CarbonHost
 from tests.support.straggling_pipelines import StragglingPipelines

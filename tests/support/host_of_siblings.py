@@ -11,10 +11,10 @@ import pytest
 from gpuenergyd.core.job.messages import IterationObserved
 from gpuenergyd.core.measurement.observation import ClockShare, InstructionSample, IterationObservation, RankEnergy
 from gpuenergyd.core.pipeline.graph import InstructionKind
-from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.errors import GpuEnergyError
 from gpuenergyd.wire.messages import RankRegistration
-from gpuenergyd.wire.pipeline_messages import MemberPlace, MemberQuery, MemberReply
+from gpuenergyd_across_hosts.host.pipeline_member import PipelineMembers
+from gpuenergyd_across_hosts.messages.pipeline_messages import MemberPlace, MemberQuery, MemberReply
 from tests.support.job_stage import ME, Stage, registration
 
 KINDS = (InstructionKind.F, InstructionKind.B)
@@ -25,7 +25,7 @@ class HostOfSiblings:
 
     def __init__(self) -> None:
         self.stage = Stage()
-        self.members = PipelineMembers(self.stage.jobs)
+        self.members = self.stage.jobs.pipelines = PipelineMembers(self.stage.jobs)
 
     def join(self, tp_rank: int, **changes: Any) -> str:
         """Register a rank, and return its token."""
@@ -76,7 +76,7 @@ def refused(host: HostOfSiblings, act: Callable[[], object], problem: str, caplo
     assert len(lines) == 1
     reasons = [event.reason for event in host.stage.events("refusal")]
     assert len(reasons) == 1
-    fields = host.members.refusal_fields(runner.job_id)
+    fields = host.members.refusals.status_fields(runner.job_id)
     assert fields is not None
     assert (fields["reason"], fields["num_messages"]) == (reasons[0], 3)
     assert reasons[0] in lines[0]

@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpuenergyd.client.plans import AgreedPlans
 from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd_across_hosts.ranks.agreed_plans import AgreedPlans
+from gpuenergyd_across_hosts.ranks.job_store import JobStore
+from gpuenergyd_across_hosts.ranks.pipeline_member import PipelineMember
+from gpuenergyd_across_hosts.ranks.pipeline_place import PipelinePlace
+from gpuenergyd_across_hosts.ranks.replica_paces import ReplicaOnOneHost
 from gpuenergyd_sim.driver.host import SimulatedHost
 from gpuenergyd_sim.training.timers import SimulatedTimer
-from gpuenergyd_trainers.across_hosts.job_store import JobStore
-from gpuenergyd_trainers.across_hosts.pipeline_member import PipelineMember
-from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
-from gpuenergyd_trainers.across_hosts.replica_paces import ReplicaOnOneHost
 from tests.support.fake_trainer import BACKWARD, FORWARD, scaled
 from tests.support.waiting import LIMIT_S
 

@@ -28,6 +28,7 @@ from gpuenergyd.gpu.restore.journal import Control
 from gpuenergyd.store.records import ControlEventRecord, Record
 from gpuenergyd.wire.clock_request import RankClockRequest
 from gpuenergyd.wire.messages import IterationReport, PlanSlice, RankRegistration
+from gpuenergyd_across_hosts.host.pipeline_member import PipelineMembers
 from tests.support.closing import AT_END, close_all
 from tests.support.worker_link import WorkerByMethods
 
@@ -208,6 +209,7 @@ class Stage:
             max_jobs_per_user_per_h=1000,
             silence_limit_s=0.001,
         )
+        self.jobs.pipelines = PipelineMembers(self.jobs)
         self.tokens: list[str] = []
         self.next_index = 0
         self.sequence = 0

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 from unittest.mock import patch
 
-from gpuenergyd.client.plans import NO_PLAN, AgreedPlans, PreparedPlan
+from gpuenergyd.client.plans import NO_PLAN, PreparedPlan
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd.core.job.messages import IterationObserved
 from gpuenergyd.core.job.rules import JobRules
@@ -35,8 +35,6 @@ from gpuenergyd.core.pipeline.graph import InstructionKind, dependency_graph, on
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd.core.pipeline.timeline import makespan_s
 from gpuenergyd.core.policy_api.policy import JobView
-from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
-from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.jobs.runner import JobRunner
@@ -48,13 +46,16 @@ from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.wire import MAX_ITERATION_REPORT_BYTES
 from gpuenergyd.wire.daemon_codec import decode, encode
 from gpuenergyd.wire.messages import RankRegistration
-from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, PipelineReport
+from gpuenergyd_across_hosts.host.pipeline_leader import PipelineLeader
+from gpuenergyd_across_hosts.host.pipeline_member import PipelineMembers
+from gpuenergyd_across_hosts.messages.pipeline_messages import MemberPlan, MemberQuery, PipelineReport
+from gpuenergyd_across_hosts.ranks import pipeline_leader, pipeline_member
+from gpuenergyd_across_hosts.ranks.agreed_plans import AgreedPlans
+from gpuenergyd_across_hosts.ranks.job_store import Store
+from gpuenergyd_across_hosts.ranks.local_daemon import LocalDaemon
+from gpuenergyd_across_hosts.ranks.pipeline_member import MemberExchange
+from gpuenergyd_across_hosts.ranks.pipeline_place import PipelinePlace
 from gpuenergyd_sim.virtual_training.work import CLOCKS_MHZ, a100_stages, a100_waiting_power_w
-from gpuenergyd_trainers.across_hosts import pipeline_leader, pipeline_member
-from gpuenergyd_trainers.across_hosts.job_store import Store
-from gpuenergyd_trainers.across_hosts.local_daemon import LocalDaemon
-from gpuenergyd_trainers.across_hosts.pipeline_member import MemberExchange
-from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
 from tests.support.job_stage import ME, FakeHistory, FakeWorker
 from tests.support.memory_store import MemoryStore
 
@@ -326,7 +327,7 @@ class LargeJob:
         rows = tuple((str(i.kind), i.microbatch_index, i.chunk_index) for i in self.schedule.orders[pp])
         policy: PolicyPort = self.policy if dp == 0 and pp == 0 else FollowingPolicy(self.policy)
         jobs = self._jobs(f"{dp}-{pp}", policy)
-        members = PipelineMembers(jobs)
+        members = jobs.pipelines = PipelineMembers(jobs)
         host = LargeHost(CountingStore(self.store), members, InProcessDaemon(members, loop))
         for tp in range(size.num_tp_ranks):
             place = PipelinePlace(pp, size.num_pp_ranks, tp, size.num_tp_ranks, dp)

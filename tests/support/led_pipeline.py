@@ -11,14 +11,14 @@ from gpuenergyd.core.measurement.observation import ClockShare, InstructionSampl
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.pipeline.reorder import ReorderOffer
 from gpuenergyd.core.policy_api.policy import GpuView, JobView, Lever
-from gpuenergyd.daemon.across_hosts.host_stage import stage_classes
-from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
 from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.ports import JobServices, WorkerPort
 from gpuenergyd.store.records import Record
-from gpuenergyd.wire.compact_observations import pack, plans_of
-from gpuenergyd.wire.patterns import to_blocks
-from gpuenergyd.wire.pipeline_messages import PipelineReply, PipelineReport, StageFacts, StageReport
+from gpuenergyd_across_hosts.host.host_stage import stage_classes
+from gpuenergyd_across_hosts.host.pipeline_leader import PipelineLeader
+from gpuenergyd_across_hosts.messages.compact_observations import pack, plans_of
+from gpuenergyd_across_hosts.messages.patterns import to_blocks
+from gpuenergyd_across_hosts.messages.pipeline_messages import PipelineReply, PipelineReport, StageFacts, StageReport
 from tests.support.job_run import CLOCKS, SCHEDULE, WORK, new_job
 from tests.support.job_run import plan as uniform_plan
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE
+from gpuenergyd_across_hosts.ranks.job_store import STORE_VARIABLE
 from gpuenergyd_trainers.joining.handle import Handle
 from gpuenergyd_trainers.megatron import attach
 from tests.support.megatron_gpt import (

@@ -5,7 +5,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import cast
 
-from gpuenergyd.client.plans import AgreedPlans
 from gpuenergyd.client.rank import RankClient
 from gpuenergyd.core.pipeline.graph import InstructionKind, dependency_graph
 from gpuenergyd.core.pipeline.reorder import RankMemory
@@ -13,11 +12,12 @@ from gpuenergyd.core.pipeline.timeline import makespan_s
 from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.wire.messages import RankRegistration
-from gpuenergyd.wire.pipeline_messages import member_run_key
+from gpuenergyd_across_hosts.messages.pipeline_messages import member_run_key
+from gpuenergyd_across_hosts.ranks.agreed_plans import AgreedPlans
+from gpuenergyd_across_hosts.ranks.job_store import Store
+from gpuenergyd_across_hosts.ranks.pipeline_member import MemberExchange
+from gpuenergyd_across_hosts.ranks.pipeline_place import PipelinePlace
 from gpuenergyd_sim.virtual_training.work import CLOCKS_MHZ, A100Work
-from gpuenergyd_trainers.across_hosts.job_store import Store
-from gpuenergyd_trainers.across_hosts.pipeline_member import MemberExchange
-from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
 from tests.support.job_stage import ME
 from tests.support.large_job import COMMUNICATION_LATENCY_S, FakeClient, LargeHost, LargeRank
 from tests.support.virtual_pipeline import VirtualPipeline

@@ -24,11 +24,11 @@ from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.pipeline.timeline import makespan_s
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
-from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.ports import PolicyPort
+from gpuenergyd_across_hosts.host.pipeline_leader import PipelineLeader
+from gpuenergyd_across_hosts.ranks import pipeline_leader, pipeline_member
 from gpuenergyd_sim.virtual_training.work import CLOCKS_MHZ, a100_stages, a100_waiting_power_w
-from gpuenergyd_trainers.across_hosts import pipeline_leader, pipeline_member
 from tests.support.job_stage import settle
 from tests.support.large_job import ROUNDS, STEP_OVERHEAD_S, JobSize, LargeJob
 

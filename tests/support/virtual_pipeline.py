@@ -15,8 +15,6 @@ from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
 from gpuenergyd.daemon import registration
-from gpuenergyd.daemon.across_hosts import leader_records
-from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
 from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.jobs import training_budget
 from gpuenergyd.daemon.jobs.registry import Jobs
@@ -24,6 +22,8 @@ from gpuenergyd.daemon.ports import IterationWatcher, PastJobPort, PolicyPort
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.store.records import Record
+from gpuenergyd_across_hosts.host import leader_records
+from gpuenergyd_across_hosts.host.pipeline_leader import PipelineLeader
 from gpuenergyd_sim.virtual_training.work import CLOCKS_MHZ, a100_waiting_power_w
 from tests.support.large_job import LATENCY_S, STEP_OVERHEAD_S, FirstPolicy, JobSize, LargeJob
 

@@ -6,8 +6,8 @@ from functools import partial
 
 from gpuenergyd.core.distributed.stragglers import Pace, ReplicaGroup, StragglerChange
 from gpuenergyd.core.job.messages import ReplicaBlockBegins, StragglerChanged
+from gpuenergyd_across_hosts.ranks.replica_paces import ReplicaPaces
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
-from gpuenergyd_trainers.across_hosts.replica_paces import ReplicaPaces
 from tests.support.memory_store import MemoryStore
 
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from aiohttp import web
 
@@ -21,12 +21,35 @@ from gpuenergyd.daemon.host_services import HostService
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases
 from gpuenergyd.daemon.ports import WorkerPort
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
+from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
 
 ROUTES_GROUP = "gpuenergyd.routes"
+T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OpenPeer = Callable[[web.Request], AbstractContextManager[tuple[PeerCredentials, int]]]
 """Returns a context manager that yields the credentials and a pidfd of a request's client process."""
+
+
+class MessageHandler(Protocol):
+    """Makes handlers of messages."""
+
+    def __call__(
+        self,
+        message_type: type[T],
+        handle: Callable[[T, PeerCredentials], object | Awaitable[object]],
+        *,
+        max_bytes: int = MAX_CONTROL_MESSAGE_BYTES,
+        right: str | None = None,
+        refused: Callable[[PeerCredentials, str], object] | None = None,
+    ) -> Handler:
+        """Return a handler that passes on a message with the client's credentials, and sends the reply.
+
+        A reply of None means an unknown rank token. Only administrators may do what `right` says. `refused` gets the
+        error of a message that cannot be read.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +68,13 @@ class RouteServices:
     """Returns the client process of a request, or raises AccessError unless it may do what the text says."""
     read_body: Callable[[web.Request, int], Awaitable[bytes]]
     """Returns the body of a request, within the server's time limit and a limit in bytes."""
+    message_handler: MessageHandler
     host_services: Mapping[str, HostService]
     """The services of plugins by name, for routes of the same plugin."""
     status: Snapshot[Mapping[str, Any]]
     """What `GET /v1/status` returns."""
+    on_change: list[Callable[[], None]]
+    """Called after a request that may have changed settings, for routes that cache some."""
     is_observing: bool
 
 
@@ -72,10 +98,6 @@ class PluginRoutes(Protocol):
 
     def add_to(self, app: web.Application) -> None:
         """Add the routes to the application of the server, before it starts."""
-        ...
-
-    def declare_change(self) -> None:
-        """Discard cached settings, since a request may have changed them."""
         ...
 
 

@@ -26,7 +26,6 @@ from gpuenergyd.wire.operator_messages import (
     PastJobsChanged,
     PastJobsForget,
 )
-from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, MemberReply, PipelineReply, PipelineReport
 
 JSON_TYPE = "application/json"
 
@@ -65,19 +64,6 @@ ITERATIONS = Route(
 PACE = Route("/v1/pace", "Report the pace of replicas on other hosts.", PaceReport, PaceReply)
 RELEASE = Route(
     "/v1/release", "Release a rank that ends normally; the reply says what its job saved.", RankRelease, ReleaseReply
-)
-MEMBERS = Route(
-    "/v1/members",
-    "Exchange a pipeline member's state; the reply may hold its stage's report.",
-    MemberQuery,
-    MemberReply,
-)
-MEMBER_PLAN = Route("/v1/members/plan", "Install the plan slice of a pipeline member.", MemberPlan, IterationReply)
-PIPELINES = Route(
-    "/v1/pipelines",
-    "Report a pipeline across hosts as its leader; the reply may contain a plan.",
-    PipelineReport,
-    PipelineReply,
 )
 GPU_RELEASE = Route(
     "/v1/gpus/release",
@@ -120,7 +106,7 @@ JOB_FIT = Route(
 OPENAPI = Route("/v1/openapi.json", "This document.")
 
 ROUTES = (
-    *(RANKS, ITERATIONS, PACE, RELEASE, MEMBERS, MEMBER_PLAN, PIPELINES),
-    *(GPU_RELEASE, GPU_REOPEN, ENERGY, PAST_JOBS, ALL_PAST_JOBS, PAST_JOB_IMPORT, PAST_JOB_FORGET),
+    *(RANKS, ITERATIONS, PACE, RELEASE, GPU_RELEASE, GPU_REOPEN, ENERGY),
+    *(PAST_JOBS, ALL_PAST_JOBS, PAST_JOB_IMPORT, PAST_JOB_FORGET),
     *(STATUS, JOB, JOB_PATCH, JOB_FIT, OPENAPI),
 )

@@ -17,12 +17,11 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from gpuenergyd.count_text import count_text
-from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.api import routes
 from gpuenergyd.daemon.api.connection_guard import ConnectionCounts, ConnectionGuards
 from gpuenergyd.daemon.api.fair_queue import FairQueue
 from gpuenergyd.daemon.api.openapi import api_text
-from gpuenergyd.daemon.api.plugin_routes import RouteServices, plugin_routes
+from gpuenergyd.daemon.api.plugin_routes import Handler, RouteServices, plugin_routes
 from gpuenergyd.daemon.api.routes import ROUTES
 from gpuenergyd.daemon.api.snapshots import Snapshot, SnapshotText
 from gpuenergyd.daemon.gpus.access import MANUAL_CHANGES
@@ -60,12 +59,10 @@ from gpuenergyd.wire.operator_messages import (
     PastJobsForget,
     decode_job_patch,
 )
-from gpuenergyd.wire.pipeline_messages import MemberPlan, MemberQuery, PipelineReport
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 FRAME_LIMIT_S = 2.0
 """Time limit of a request's header, and then of its body."""
@@ -90,9 +87,6 @@ _ERROR_STATUSES: tuple[tuple[type[GpuEnergyError], int], ...] = (
     (GpuEnergyError, 503),
 )
 """HTTP status by error class; the first match applies."""
-_LARGE_MESSAGES = frozenset({MemberPlan, PipelineReport})
-_PIPELINE_MESSAGES = frozenset({MemberPlan, MemberQuery, PipelineReport})
-"""Messages whose refusals are shown in status and history, since no user sees the replies to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +113,6 @@ class Server:
         self,
         jobs: Jobs,
         changes: ManualChanges,
-        members: PipelineMembers,
         operators: Operators,
         fits: JobFits,
         *,
@@ -132,7 +125,7 @@ class Server:
     ) -> None:
         self._jobs = jobs
         self._changes = changes
-        self._members, self._operators, self._past_jobs = members, operators, past_jobs
+        self._operators, self._past_jobs = operators, past_jobs
         self._fits = fits
         self._status = Snapshot(status)
         self._status_text = SnapshotText(self._status, encode)
@@ -140,6 +133,7 @@ class Server:
         self._energies = SharedReads(self._energy_counter_j)
         self._access = proof_of_use.rules
         self._proof_of_use = proof_of_use
+        self._on_change: list[Callable[[], None]] = []
         services = RouteServices(
             jobs.services.gpus,
             changes.worker,
@@ -148,8 +142,10 @@ class Server:
             self._open_peer,
             self._require_administrator,
             self._raw_body,
+            self._message_handler,
             host_services,
             self._status,
+            self._on_change,
             is_observing=jobs.services.is_observing,
         )
         self._plugins = [plugin(services) for plugin in plugin_routes()]
@@ -163,17 +159,14 @@ class Server:
         """Serve requests on a listening socket."""
         logging.getLogger("aiohttp.server").addFilter(_without_traceback)
         app = web.Application(middlewares=[self._handle_request], client_max_size=MAX_ITERATION_REPORT_BYTES)
-        jobs, members, changes = self._jobs, self._members, self._changes
+        jobs, changes, handler = self._jobs, self._changes, self._message_handler
         handlers = {
             routes.RANKS: self._register,
             routes.ITERATIONS: self._report_iterations,
-            routes.PACE: self._rank_handler(PaceReport, jobs.handle_pace),
-            routes.RELEASE: self._rank_handler(RankRelease, jobs.release_finally),
-            routes.MEMBERS: self._rank_handler(MemberQuery, members.state),
-            routes.MEMBER_PLAN: self._rank_handler(MemberPlan, members.post_plan),
-            routes.PIPELINES: self._rank_handler(PipelineReport, members.plan_pipeline),
-            routes.GPU_RELEASE: self._administrator_handler(GpuRelease, changes.releases.release),
-            routes.GPU_REOPEN: self._administrator_handler(GpuReopen, changes.releases.reopen),
+            routes.PACE: handler(PaceReport, jobs.handle_pace),
+            routes.RELEASE: handler(RankRelease, jobs.release_finally),
+            routes.GPU_RELEASE: handler(GpuRelease, changes.releases.release, right=MANUAL_CHANGES),
+            routes.GPU_REOPEN: handler(GpuReopen, changes.releases.reopen, right=MANUAL_CHANGES),
             routes.ENERGY: self._read_energy,
             routes.PAST_JOBS: self._list_past_jobs,
             routes.ALL_PAST_JOBS: self._list_all_past_jobs,
@@ -210,21 +203,27 @@ class Server:
 
     # --- routes ---
 
-    def _rank_handler(
-        self, message_type: type[T], handle: Callable[[T, PeerCredentials], object | Awaitable[object]]
+    def _message_handler(
+        self,
+        message_type: type[T],
+        handle: Callable[[T, PeerCredentials], object | Awaitable[object]],
+        *,
+        max_bytes: int = MAX_CONTROL_MESSAGE_BYTES,
+        right: str | None = None,
+        refused: Callable[[PeerCredentials, str], object] | None = None,
     ) -> Handler:
-        """Return a handler that passes on a rank's message and credentials; a reply of None means an unknown token."""
-        max_bytes = MAX_ITERATION_REPORT_BYTES if message_type in _LARGE_MESSAGES else MAX_CONTROL_MESSAGE_BYTES
+        """Return a handler as `MessageHandler` says."""
 
         async def respond(request: web.Request) -> web.Response:
             try:
                 message = await self._body(request, message_type, max_bytes)
             except (web.HTTPException, ProtocolError) as error:
-                if message_type in _PIPELINE_MESSAGES:
+                if refused is not None:
                     text = _http_error_text(request, error) if isinstance(error, web.HTTPException) else str(error)
-                    self._members.refuse(self._peer(request), text)
+                    refused(self._peer(request), text)
                 raise
-            reply = handle(message, self._peer(request))
+            peer = self._peer(request) if right is None else self._require_administrator(request, right)
+            reply = handle(message, peer)
             if isinstance(reply, Awaitable):
                 reply = await reply
             return _error(404, _UNKNOWN_TOKEN) if reply is None else _json(reply)
@@ -253,17 +252,6 @@ class Server:
             except BaseException:
                 os.close(session_pidfd)
                 raise
-
-    def _administrator_handler(
-        self, message_type: type[T], handle: Callable[[T, PeerCredentials], Awaitable[object]]
-    ) -> Handler:
-        """Return a handler that passes on an administrator's message and credentials."""
-
-        async def respond(request: web.Request) -> web.Response:
-            message = await self._body(request, message_type, MAX_CONTROL_MESSAGE_BYTES)
-            return _json(await handle(message, self._require_administrator(request, MANUAL_CHANGES)))
-
-        return respond
 
     async def _read_energy(self, request: web.Request) -> web.Response:
         wanted = await self._body(request, CounterQuery, MAX_CONTROL_MESSAGE_BYTES)
@@ -351,8 +339,8 @@ class Server:
             guard.end_request()
             if not is_refused and request.method != "GET" and request.path not in _UNSEEN_PATHS:
                 self._status.invalidate()  # a client that has changed something can read it back
-                for plugin in self._plugins:
-                    plugin.declare_change()
+                for discard in self._on_change:
+                    discard()
 
     async def _refuse_flood(self, uid: int, wait_s: float) -> web.Response:
         """Refuse a request above the user's rate, after a delay that grows with the user's connections.

@@ -16,7 +16,6 @@ from gpuenergyd.core.measurement.switch_calibration import SwitchCalibration
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.power_swing import SwingFigure
 from gpuenergyd.core.pipeline.reorder import order_fields
-from gpuenergyd.daemon.across_hosts.pipeline_member import PipelineMembers
 from gpuenergyd.daemon.gpus.host_energy import HostEnergy
 from gpuenergyd.daemon.gpus.inventory import ClaimKind, Gpu, GpuClaim, Gpus
 from gpuenergyd.daemon.host_services import HostService
@@ -46,7 +45,6 @@ class StatusSource(Protocol):
     gpus: Gpus
     jobs: Jobs
     leases: ManualLeases
-    members: PipelineMembers
     worker: GpuWorker
     policy: PolicyClient
     host_energy: HostEnergy
@@ -292,8 +290,7 @@ def _job(runner: JobRunner, daemon: StatusSource) -> dict[str, Any]:
         **_carbon(daemon, None if runner.is_member else runner),
         "is_suspended": runner.leases.is_suspended,
         "is_pipeline_member": runner.is_member,
-        "pipeline": _pipeline(daemon, runner),
-        "pipeline_refusal": daemon.members.refusal_fields(runner.job_id),
+        **_pipeline(daemon, runner.job_id),
         "age_s": _age_s(runner.created_mono_ns),
         "last_report_age_s": _age_s(runner.last_report_mono_ns) if runner.last_report_mono_ns else None,
         "ranks": [
@@ -327,10 +324,10 @@ def _carbon(daemon: StatusSource, runner: RunningJob | None) -> Mapping[str, Any
     return {"target": None, "carbon": None} if watcher is None or runner is None else watcher.status(runner)
 
 
-def _pipeline(daemon: StatusSource, runner: JobRunner) -> dict[str, Any] | None:
-    """Return the status of the pipeline across hosts that a job leads; None for any other job."""
-    leader = daemon.members.leader(runner.job_id)
-    return None if leader is None else {**leader.status_fields(), **_carbon(daemon, leader)}
+def _pipeline(daemon: StatusSource, job_id: str) -> Mapping[str, Any]:
+    """Return the status of the pipeline across hosts that a job leads, and of its last refused message, or None."""
+    pipelines = daemon.jobs.pipelines
+    return {"pipeline": None, "pipeline_refusal": None} if pipelines is None else pipelines.status(job_id)
 
 
 def _ended_job(ended: EndedJob) -> dict[str, Any]:

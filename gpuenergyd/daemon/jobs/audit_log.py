@@ -26,6 +26,8 @@ class AuditLog:
 
     history: HistoryPort
     job_id: str
+    actor: str = DAEMON
+    """Who decides for the job."""
 
     def record(
         self, action: str, actor: str, reason: str, *, gpu_uuid: str | None = None, before: str = "", after: str = ""
@@ -44,9 +46,9 @@ class AuditLog:
         """Record an event that does not change the phase."""
         log.info("job %s: %s", self.job_id, command.reason)
         if command.advice is None:
-            self.record("notice", DAEMON, command.reason)
+            self.record("notice", self.actor, command.reason)
         else:
-            self.record(ORDER_ADVICE, DAEMON, command.reason, after=f"{command.advice.saving_ratio:.4f}")
+            self.record(ORDER_ADVICE, self.actor, command.reason, after=f"{command.advice.saving_ratio:.4f}")
 
 
 def record_latency(history: HistoryPort, gpu: Gpu, before: SwitchLatency) -> None:

@@ -10,11 +10,9 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from gpuenergyd.atomic_file import replace_file
-from gpuenergyd.core.job.job import Job
-from gpuenergyd.core.job.messages import Event, OperatorOrdered
+from gpuenergyd.core.job.messages import OperatorOrdered
 from gpuenergyd.core.job.operator_orders import LOWEST_PRIORITY, OperatorOrders
 from gpuenergyd.core.pipeline.fitted import FittedPipeline
 from gpuenergyd.core.policy_api.policy import JobView
@@ -23,6 +21,7 @@ from gpuenergyd.daemon.gpus.access import AccessRules
 from gpuenergyd.daemon.gpus.inventory import utc_at
 from gpuenergyd.daemon.jobs.registry import JobKey, Jobs
 from gpuenergyd.daemon.jobs.runner import JobRunner
+from gpuenergyd.daemon.ports import RunningJob
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
 from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, JobError, UnknownPolicyError, UsageError
@@ -34,19 +33,6 @@ log = logging.getLogger(__name__)
 
 _MAX_STORED = 256
 _MAX_BYTES = 4 * 2**20
-
-
-class OrderedJob(Protocol):
-    """A job that takes orders: one of this host, or a whole pipeline led by this host."""
-
-    @property
-    def job(self) -> Job:
-        """The state machine of the job."""
-        ...
-
-    def handle(self, event: Event) -> None:
-        """Pass an event to the state machine and queue its commands."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +93,6 @@ class Operators:
     jobs: Jobs
     check_policy: Callable[[str], Awaitable[str | None]]
     """Tries to create a policy with its options; returns why that failed, or None."""
-    leader: Callable[[str], OrderedJob | None]
-    """Returns the pipeline that a member leads; None for any other job."""
     file: OrderFile
     is_stopping: bool = False
     """Whether jobs end because the daemon stops; their orders are then kept for the next daemon."""
@@ -153,7 +137,7 @@ class Operators:
         self.file.store(self.jobs.key_of(runner), orders)
         return self._pass_on(runner, ordered, orders, str(peer))
 
-    def _pass_on(self, runner: JobRunner, ordered: OrderedJob, orders: OperatorOrders, actor: str) -> JobPatched:
+    def _pass_on(self, runner: JobRunner, ordered: RunningJob, orders: OperatorOrders, actor: str) -> JobPatched:
         job, before = ordered.job, ordered.job.choices()
         after = job.choices_under(orders)
         changes = after.changes_from(before)
@@ -185,10 +169,10 @@ class Operators:
             changes=tuple(f"{name} {old} -> {new}" for name, old, new in changes),
         )
 
-    def _ordered_job(self, runner: JobRunner) -> OrderedJob:
+    def _ordered_job(self, runner: JobRunner) -> RunningJob:
         if not runner.is_member:
             return runner
-        leader = self.leader(runner.job_id)
+        leader = self.jobs.leader(runner.job_id)
         if leader is None:
             raise JobError(
                 f"job {runner.job_id} is a rank of a pipeline across hosts; give the order on the host that leads it,"
@@ -239,8 +223,6 @@ class JobFits:
     jobs: Jobs
     ask_policy: Callable[[str, str, JobView], Awaitable[FittedPipeline | PolicyFailure]]
     """Returns the model that a job's policy has fitted to its view; called with job id and policy."""
-    led_job: Callable[[str], Job | None]
-    """Returns the job of the pipeline that a member leads; None for any other job."""
 
     async def fit(self, job_id: str) -> JobFit:
         """Return the fitted pipeline of a job with the plan in force.
@@ -253,9 +235,10 @@ class JobFits:
         if runner is None:
             running = ", ".join(one.job_id for one in self.jobs) or "none"
             raise GpuNotFoundError(f"no job {job_id[:100]!r}; running: {running}")
-        job = self.led_job(job_id) or runner.job
-        if runner.is_member and job is runner.job:
+        leader = self.jobs.leader(job_id)
+        if runner.is_member and leader is None:
             raise JobError(f"job {job_id} is a rank of a pipeline across hosts; ask on the host that leads it")
+        job = (leader or runner).job
         view = job.view()
         if view is None:
             raise JobError(f"job {job_id} has no baseline yet: {job.phase}, {job.phase_reason}")

@@ -37,7 +37,7 @@ from gpuenergyd.daemon.jobs.clock_requests import ClockRequests
 from gpuenergyd.daemon.jobs.replicas import Replicas, TimeAccounts
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.daemon.jobs.sessions import RankSession, RankSessions
-from gpuenergyd.daemon.ports import IterationWatcher, JobServices
+from gpuenergyd.daemon.ports import IterationWatcher, JobServices, PipelinesPort, RunningJob
 from gpuenergyd.daemon.processes.plugins import PolicyNames, with_default_options
 from gpuenergyd.daemon.registration import (
     MAX_VALUE_CHARS,
@@ -140,6 +140,8 @@ class Jobs:
     """Called when a job has ended."""
     stored_orders: Callable[[JobRunner], OperatorOrdered | None] = lambda _: None
     """Returns the orders that an earlier daemon stored for a job."""
+    pipelines: PipelinesPort | None = None
+    """The service of pipelines across hosts; None without one."""
 
     def __post_init__(self) -> None:
         self.sessions = RankSessions(self._process_ended, self._is_late)
@@ -162,6 +164,18 @@ class Jobs:
     def runner(self, job_id: str) -> JobRunner | None:
         """Return a job that has not ended."""
         return self._runners.get(job_id)
+
+    def leader(self, job_id: str) -> RunningJob | None:
+        """Return the pipeline across hosts that a job leads; None for any other job."""
+        return None if self.pipelines is None else self.pipelines.leader(job_id)
+
+    def with_targets(self) -> Iterator[RunningJob]:
+        """Yield the jobs whose targets this host decides; a pipeline across hosts is one job, its leader."""
+        for runner in self:
+            if (leader := self.leader(runner.job_id)) is not None:
+                yield leader
+            elif not runner.is_member:
+                yield runner
 
     def is_in_long_pause(self, gpu: Gpu) -> bool:
         """Return whether the job of a GPU has announced a pause that is so long that its GPUs were restored."""
@@ -194,6 +208,8 @@ class Jobs:
         order = checked_order(registration)
         checked_length(registration)
         checked_tags(registration.tags)
+        if registration.is_pipeline_member and self.pipelines is None:
+            raise JobError("the pipeline spans hosts, but the daemon lacks the plugin gpuenergyd_across_hosts")
         gpu = self.services.gpus[registration.gpu_uuid]
         key = (peer.uid, registration.job_name, registration.run_key, registration.dp_rank)
         runner = self._open.get(key)

@@ -29,7 +29,6 @@ from gpuenergyd.daemon.jobs.training_budget import TrainingTarget, handle_budget
 from gpuenergyd.daemon.ports import RunningJob
 from gpuenergyd.errors import ProtocolError
 from gpuenergyd.wire.messages import PaceReply, PaceReport
-from gpuenergyd.wire.pipeline_messages import PipelineReport
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +38,8 @@ TrainingKey = tuple[int, str, str]
 """uid, job name, run key."""
 
 
-def check_paces(report: PaceReport | PipelineReport) -> None:
-    """Check the times that a rank reports of replicas on other hosts.
+def check_paces(report: object) -> None:
+    """Check the times that a rank reports of replicas on other hosts, in fields named as those of `PaceReport`.
 
     Raises:
         ProtocolError: a time is out of range.

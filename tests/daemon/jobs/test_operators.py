@@ -29,7 +29,7 @@ class Host:
 
     def __init__(self, folder: Path, stage: Stage) -> None:
         self.stage = stage
-        self.operators = Operators(stage.jobs, stage.policy.check, lambda _: None, OrderFile(folder / "orders.json"))
+        self.operators = Operators(stage.jobs, stage.policy.check, OrderFile(folder / "orders.json"))
 
     async def change(self, job_id: str, patch: JobPatch, peer: PeerCredentials = ME) -> JobPatched:
         """Change a job as a process of some user."""

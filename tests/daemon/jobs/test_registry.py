@@ -472,6 +472,12 @@ async def test_a_member_of_a_pipeline_across_hosts_times_all_instructions() -> N
     assert reply is not None
     assert not reply.takes_untimed
 
+    stage.jobs.pipelines = None
+    with pytest.raises(
+        JobError, match="the pipeline spans hosts, but the daemon lacks the plugin gpuenergyd_across_hosts"
+    ):
+        stage.jobs.register(member, ME, -1)
+
 
 async def test_a_peer_cannot_use_the_token_of_another_uid() -> None:
     stage = Stage(plan("tuned-1", 1200))

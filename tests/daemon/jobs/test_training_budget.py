@@ -10,11 +10,11 @@ import pytest
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.policy_api.policy import BaselineView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
 from gpuenergyd.daemon.jobs import training_budget
 from gpuenergyd.daemon.jobs.training_budget import TrainingTarget, share_budget
 from gpuenergyd.daemon.ports import IterationWatcher
 from gpuenergyd.wire.messages import BudgetShare, TrainingBudget
+from gpuenergyd_across_hosts.host.pipeline_leader import PipelineLeader
 from tests.support.led_pipeline import LedPipeline
 
 BASELINE = BaselineView(2.0, None, 9)

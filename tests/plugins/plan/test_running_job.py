@@ -62,12 +62,13 @@ def virtual_job(folder: Path) -> Iterator[str]:
         assert found is not None
         return found
 
-    jobs = cast("Jobs", SimpleNamespace(runner=lambda _: SimpleNamespace(job=job, is_member=False)))
+    runner = SimpleNamespace(job=job, is_member=False)
+    jobs = cast("Jobs", SimpleNamespace(runner=lambda _: runner, leader=lambda _: None))
     status = {"jobs": [{"job_id": "fake-1", "job_name": "fake", "pipeline": None, "is_pipeline_member": False}]}
     with _Replies(str(folder / "daemon.sock"), _RequestHandler) as server:
         server.bodies = {
             "/v1/status": json.dumps(status).encode(),
-            "/v1/jobs/fake-1/fit": encode(asyncio.run(JobFits(jobs, fitted, lambda _: None).fit("fake-1"))),
+            "/v1/jobs/fake-1/fit": encode(asyncio.run(JobFits(jobs, fitted).fit("fake-1"))),
         }
         serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         serving.start()

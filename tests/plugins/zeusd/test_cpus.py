@@ -74,7 +74,7 @@ def socket_path(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Serve the routes of a daemon without GPUs on a socket."""
     monkeypatch.setattr(routes, "Cpus", lambda: Cpus(root))
     monkeypatch.setattr(cpus, "PERIOD_S", 0.0)
-    services: Any = SimpleNamespace(gpus=(), is_observing=True, leases=None, worker=None)
+    services: Any = SimpleNamespace(gpus=(), is_observing=True, leases=None, worker=None, on_change=[])
     app = web.Application()
     routes.ZeusdRoutes(services).add_to(app)
     loop, runner, is_served = asyncio.new_event_loop(), web.AppRunner(app), threading.Event()

@@ -15,19 +15,12 @@ from gpuenergyd.client.environment import (
     find_gpu_uuid,
     find_job_options,
     find_run_key,
-    has_other_hosts,
 )
-from gpuenergyd.client.plans import AgreedPlans
+from gpuenergyd.client.exchanges import Membership, find_pipeline_membership, start_pace_exchange
 from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.client.timing.recorder import InstructionTimer
 from gpuenergyd.log_lines import safe_logger
 from gpuenergyd.wire.messages import OrderRow
-from gpuenergyd.wire.pipeline_messages import member_run_key
-from gpuenergyd_trainers.across_hosts.job_store import STORE_VARIABLE, find_store_address
-from gpuenergyd_trainers.across_hosts.pipeline_member import PipelineMember
-from gpuenergyd_trainers.across_hosts.pipeline_place import PipelinePlace
-from gpuenergyd_trainers.across_hosts.replica_paces import ReplicaOnOneHost
-from gpuenergyd_trainers.across_hosts.store_thread import connection_to
 from gpuenergyd_trainers.joining.attached import AttachedObjects
 from gpuenergyd_trainers.joining.handle import Handle
 from gpuenergyd_trainers.joining.memory import MemoryMeter
@@ -103,48 +96,13 @@ class PipelineRank:
     """Why the order of instructions cannot change while the program runs; empty if it can."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Membership:
-    """The position of a rank in its job, and what it exchanges with other hosts."""
-
-    rank: RankDescription
-    """The position, as the rank registers it with the daemon of its host."""
-    start_exchange: Callable[[RankClient, str | None], Callable[[], None] | None]
-    """Starts the exchange with other hosts, given the client and the socket path; returns a function that ends it, or
-    None if there is nothing to exchange."""
-    is_windowed: bool = False
-    """Whether the rank agrees on plans with members on other hosts, and follows them in windows of iterations."""
-
-
 def find_membership(place: Place, run_key: str) -> Membership:
-    """Return the membership of a rank; a pipeline across hosts whose job has no store stays at full speed.
+    """Return the membership of a rank; a pipeline across hosts whose ranks cannot agree on plans stays at full speed.
 
     Raises:
         UsageError: a stage of the pipeline is on several hosts.
     """
     place.require_stages_on_one_host()
-    address = find_store_address()
-    if place.is_across_hosts and address is not None:
-        return _member_across_hosts(place, run_key, address)
-    if place.is_across_hosts:
-        logger.warning(
-            "gpuenergyd: the pipeline spans hosts, but its ranks cannot find the job's store: set MASTER_ADDR and"
-            " MASTER_PORT, or %s; training continues at full speed",
-            STORE_VARIABLE,
-        )
-    return _pipeline_on_one_host(place, run_key, address)
-
-
-def _pipeline_on_one_host(place: Place, run_key: str, address: tuple[str, int] | None) -> Membership:
-    """Return the membership of a rank whose whole pipeline is on this host."""
-
-    def start_exchange(client: RankClient, socket_path: str | None) -> Callable[[], None] | None:
-        """Exchange iteration times with replicas on other hosts; the pipeline's first rank does this for all."""
-        if address is None or not has_other_hosts() or not place.leads_replica:
-            return None
-        connect = connection_to(address, run_key)
-        return ReplicaOnOneHost(client, connect, dp_rank=place.replica, socket_path=socket_path).stop
-
     rank = RankDescription(
         run_key=run_key,
         pp_rank=place.pipeline.rank,
@@ -154,26 +112,12 @@ def _pipeline_on_one_host(place: Place, run_key: str, address: tuple[str, int] |
         num_stage_ranks=place.stage.size,
         is_first=place.is_first,
     )
-    return Membership(rank=rank, start_exchange=start_exchange)
-
-
-def _member_across_hosts(place: Place, run_key: str, address: tuple[str, int]) -> Membership:
-    """Return the membership of a rank whose pipeline spans hosts: it is a job of its own for its host's daemon."""
-    pipeline, stage = place.pipeline, place.stage
-    member = PipelinePlace(pipeline.rank, pipeline.size, stage.rank, stage.size, place.replica)
-
-    def start_exchange(client: RankClient, socket_path: str | None) -> Callable[[], None]:
-        plans, connect = client.agreed_plans, connection_to(address, run_key)
-        assert plans is not None
-        return PipelineMember(client, plans, member, connect, socket_path=socket_path).stop
-
-    rank = RankDescription(
-        run_key=member_run_key(member.name, run_key),
-        dp_rank=place.replica,
-        is_first=place.is_first,
-        tags=(("pp_rank", str(pipeline.rank)), ("tp_rank", str(stage.rank))),
-    )
-    return Membership(rank=rank, start_exchange=start_exchange, is_windowed=True)
+    if place.is_across_hosts:
+        return find_pipeline_membership(rank) or Membership(rank=rank)
+    if not place.leads_replica:
+        return Membership(rank=rank)
+    start = partial(start_pace_exchange, "replica", run_key=run_key, dp_rank=place.replica)
+    return Membership(rank=rank, start_exchange=start)
 
 
 def join(
@@ -248,5 +192,5 @@ def _open_client(options: JoinOptions, rank: PipelineRank, membership: Membershi
         description,
         socket_path=options.socket_path,
         timer=timer if timer is not None else timer_for(rank.device, rank.num_microbatches, rank.num_chunks),
-        agreed_plans=AgreedPlans() if membership.is_windowed else None,
+        agreed_plans=membership.plans,
     )

@@ -1,1 +1,0 @@
-"""Pipelines across hosts: members on this host, and planning by the leader for the whole pipeline."""

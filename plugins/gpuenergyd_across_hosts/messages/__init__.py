@@ -1,0 +1,1 @@
+"""Messages of pipelines across hosts."""

@@ -1,0 +1,1 @@
+"""What training processes exchange between hosts, through the job's store."""

@@ -1,0 +1,1 @@
+"""Decisions for trainings across hosts, without I/O or a clock."""

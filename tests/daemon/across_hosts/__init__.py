@@ -1,1 +1,0 @@
-"""Tests of `gpuenergyd.daemon.across_hosts`."""
