@@ -120,7 +120,7 @@ def test_a_job_is_lowered_restored_and_reported_without_plugins(
         control.set_privileged(True)
         daemon.start()
 
-        with training(daemon, arguments=("--policy", "uniform", "--max-slowdown", "0.2")):
+        with training(daemon, arguments=("--policy", "bubble-aware", "--max-slowdown", "0.2")):
             wait_until(daemon.is_lowered)
             wait_until(lambda: bool((job := daemon.job()) and job["num_trial_iterations"]))
         wait_until(lambda: daemon.job() is None)
@@ -129,6 +129,6 @@ def test_a_job_is_lowered_restored_and_reported_without_plugins(
 
     reported = gpuenergyd(core_python, "report", "--database", str(daemon.database_path), "--json")
     (job,) = json.loads(reported.stdout)["jobs"]
-    assert job["policy"] == "uniform"
+    assert job["policy"] == "bubble-aware"
     assert job["num_trial_iterations"] > 0
     assert restore(daemon.journal_path) == ()

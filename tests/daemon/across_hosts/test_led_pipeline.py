@@ -15,7 +15,7 @@ from gpuenergyd.daemon.across_hosts.pipeline_leader import PipelineLeader
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.store import HistoryWriter, WriterOptions
 from gpuenergyd.store.records import EstimateRecord
-from gpuenergyd_policies.uniform import Uniform
+from gpuenergyd_other_policies.uniform import Uniform
 from tests.support.carbon_host import HISTORY_DAYS, HOST_POWER_W, CarbonHost
 from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.virtual_pipeline import FIRST_AT, KeptRecords, VirtualPipeline, at

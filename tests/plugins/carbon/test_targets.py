@@ -35,8 +35,8 @@ from gpuenergyd_carbon.feed import CarbonFeed
 from gpuenergyd_carbon.policy.target import CarbonTarget
 from gpuenergyd_carbon.rules.grid_clock import GridClock
 from gpuenergyd_carbon.targets import CarbonTargets
-from gpuenergyd_policies.envelope import Envelope
-from gpuenergyd_policies.uniform import Uniform
+from gpuenergyd_other_policies.envelope import Envelope
+from gpuenergyd_other_policies.uniform import Uniform
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.policies.bubble_aware.test_control_loop import training
 from tests.support.examples import examples

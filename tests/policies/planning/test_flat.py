@@ -9,6 +9,7 @@ from gpuenergyd.core.pipeline.power_swing import PowerWave, band_energy_w2, harm
 from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import TargetError, UsageError
+from gpuenergyd_other_policies.uniform import plan_offline as plan_uniform
 from gpuenergyd_policies.full_speed import plan_offline as plan_full_speed
 from gpuenergyd_policies.planning.capped.plan import wave_of
 from gpuenergyd_policies.planning.compiled import floats, ints
@@ -20,7 +21,6 @@ from gpuenergyd_policies.planning.offline import plan_offline
 from gpuenergyd_policies.planning.orders.choice import plan_order
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
-from gpuenergyd_policies.uniform import plan_offline as plan_uniform
 from tests.policies.planning.orders.cases import full_speed_time_s, split_profile
 from tests.policies.planning.pipelines import Pipeline, plain_pipeline, random_pipelines
 from tests.support.examples import examples
