@@ -13,7 +13,8 @@ from gpuenergyd.core.policy_api.policy import JobView, OfflinePlan, OfflineReque
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.flags import flags_of
 from gpuenergyd_policies.full_speed import reason_for_full_speed
-from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_options, unproven_plan
+from gpuenergyd_policies.planning.offline_requests import unproven_plan
+from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_options
 from gpuenergyd_policies.predicted_savings import cheapest_common_clock, predicted_plan
 from gpuenergyd_policies.setting_plans import Goal, plan_without_slowdown, search_plan
 from gpuenergyd_policies.uniform_settings import settings_of, sustained_ratio

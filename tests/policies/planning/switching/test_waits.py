@@ -16,7 +16,7 @@ from gpuenergyd.core.pipeline.timeline import Timeline, timeline
 from gpuenergyd.core.pipeline.waiting import WaitingPower, waiting_power
 from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from gpuenergyd_policies.planning.offline import plan_offline
+from gpuenergyd_plan.offline.bubble_aware import plan_offline
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 from gpuenergyd_policies.planning.switching.waits import (
     WaitRules,
