@@ -29,7 +29,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def install(site: Path, **commands: str) -> None:
-    """Install a distribution with these commands."""
     install_distribution(site, "plugin", "gpuenergyd.commands", commands)
 
 

@@ -26,7 +26,6 @@ PAGE = ROOT / "docs" / "how-to" / "write-a-plugin.md"
 
 
 def parts(folder: Path) -> HostParts:
-    """Return the parts of a host with one job."""
     return parts_of(Stage(), load_settings(state_dir=folder))
 
 
@@ -40,7 +39,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def install(site: Path, **services: str) -> None:
-    """Install a distribution with these services."""
     install_distribution(site, "plugin", "gpuenergyd.host_services", services)
 
 

@@ -51,7 +51,6 @@ def parts_of(
 
 
 def server_of(stage: Stage, folder: Path, *, status: Callable[[], Mapping[str, Any]] = dict) -> Server:
-    """Return a server that is not started."""
     worker = FakeWorker()
     leases = ManualLeases(worker, stage.gpus, stage.history)
     parts = parts_of(stage, load_settings(state_dir=folder), capped=CappedWorker(worker, stage.gpus))

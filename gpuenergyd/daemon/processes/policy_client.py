@@ -100,7 +100,6 @@ class PolicyClient:
         return answer.plan or PolicyFailure(answer.error or "the policy returned no plan")
 
     async def fitted(self, job_id: str, policy: str, view: JobView) -> FittedPipeline | PolicyFailure:
-        """Return the model that the policy has fitted to a job, or a failure."""
         answer = await self._send(PlanRequest(0, job_id, policy, is_fit=True), view)
         return answer.fitted or PolicyFailure(answer.error or "the policy returned no profile")
 

@@ -278,7 +278,6 @@ class _Decision:
             self._most_w[at_s] += self._more_w(own, lease, at_s)
 
     def _differs(self, before: Lease, fallback: tuple[Fallback, ...], own: FleetHost) -> bool:
-        """Return whether a fallback differs from the one that the host knows."""
         margin_s, share_w = self.rules.margin_s, own.held.share_w
         tolerance_w = self.rules.step_ratio * share_w
         known, new = Lease(0, 0.0, -math.inf, before.fallback), Lease(0, 0.0, -math.inf, fallback)

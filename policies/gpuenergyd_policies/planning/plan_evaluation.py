@@ -18,7 +18,6 @@ class PlanEvaluation:
 
     @property
     def iteration_time_s(self) -> float:
-        """Iteration time of these clocks."""
         return self.timeline.iteration_time_s
 
 

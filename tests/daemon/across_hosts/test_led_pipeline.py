@@ -74,7 +74,6 @@ def test_iterations_wait_until_past_jobs_are_known(tmp_path: Path) -> None:
             """Answers when it is told to."""
 
             async def recall(self, uid: int, gpu_model_name: str) -> tuple[PastJob, ...]:
-                """Wait."""
                 await may_answer.wait()
                 return await super().recall(uid, gpu_model_name)
 

@@ -32,7 +32,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def install(site: Path, **routes: str) -> None:
-    """Install a distribution with these routes."""
     install_distribution(site, "plugin", "gpuenergyd.routes", routes)
 
 

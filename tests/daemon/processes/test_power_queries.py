@@ -27,7 +27,6 @@ class WithFrontiers(FullSpeed):
         return POINTS[:2]
 
     def power_frontier(self, view: JobView) -> tuple[FrontierPoint, ...]:
-        """Return all points."""
         assert view.job_id
         return POINTS
 
@@ -36,7 +35,6 @@ class Broken(FullSpeed):
     """A policy whose frontier cannot be computed."""
 
     def power_frontier(self, view: JobView) -> tuple[FrontierPoint, ...]:
-        """Fail."""
         raise ZeroDivisionError(view.job_id)
 
 

@@ -59,11 +59,9 @@ class Kept:
     records: list[Record] = field(default_factory=list)
 
     def write(self, record: Record) -> None:
-        """Keep the record."""
         self.records.append(record)
 
     def targets(self) -> list[TargetRecord]:
-        """Return the target records."""
         return [record for record in self.records if isinstance(record, TargetRecord)]
 
 
@@ -85,7 +83,6 @@ class Following:
 
     @property
     def job_id(self) -> str:
-        """The job's id."""
         return self.run.job.description.job_id
 
     @property
@@ -96,7 +93,6 @@ class Following:
     carbon_zones: frozenset[str] = frozenset()
 
     def handle(self, event: Event) -> None:
-        """Pass an event on."""
         if isinstance(event, TrialPermissionChanged) and event.refusal is not None:
             self.reasons.append(event.refusal)
         self.run.feed(event)

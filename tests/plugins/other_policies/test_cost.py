@@ -387,7 +387,6 @@ def _at(work: GpuLoopWork, mhz: int, objective: Objective) -> tuple[float, float
 
 
 def _clock_under(work: GpuLoopWork, plan: ClockPlan) -> int:
-    """Return the clock at which a plan runs."""
     clocks_mhz = work.gpu.supported_sm_clocks_mhz
     if not plan.ranks:
         return clocks_mhz[0]

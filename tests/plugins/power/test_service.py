@@ -96,8 +96,6 @@ class Host:
 
 
 def on_host(*answers: ClockPlan, **given: Any) -> Callable[[Callable[[Host], Awaitable[None]]], Callable[[Path], None]]:
-    """Make a test of a scenario on a host."""
-
     def test_of(scenario: Callable[[Host], Awaitable[None]]) -> Callable[[Path], None]:
         def test(tmp_path: Path) -> None:
             async def run() -> None:
