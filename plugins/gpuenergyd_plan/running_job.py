@@ -1,6 +1,7 @@
 """A running job as the planner's input: its fitted profile, latencies and target, and the plan now in force."""
 
 import json
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,9 +11,11 @@ from urllib.parse import quote
 from gpuenergyd.cli.job.finding import find_job
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.client.environment import find_socket_path
-from gpuenergyd.core.pipeline.fitted import clocks_of, time_and_energy, with_clocks
+from gpuenergyd.core.pipeline.fitted import with_clocks
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, Schedule
+from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.pipeline.profile import PipelineProfile
+from gpuenergyd.core.pipeline.timeline import iteration_energy_j, makespan_s
 from gpuenergyd.errors import GpuEnergyError, UsageError
 from gpuenergyd.wire import MAX_REPLY_BYTES
 from gpuenergyd.wire.daemon_codec import decode
@@ -105,7 +108,7 @@ def _with_deadline(fit: JobFit, options: PlanOptions) -> PlanOptions:
         return replace(options, target_s=fitted.deadline_s)
     profile, graph = fitted.profile, fitted.graph_of(fitted.schedule)
     top = {i: profile[i.instruction_class].at_max_clock.sm_clock_mhz for i in graph.instructions}
-    full_speed_s, _ = time_and_energy(graph, profile, top)
+    full_speed_s, _ = _time_and_energy(graph, profile, top)
     target_s = full_speed_s + options.slowdown * (full_speed_s + fitted.bias_s)
     return replace(options, slowdown=None, target_s=target_s)
 
@@ -116,9 +119,35 @@ def _in_force(fit: JobFit, profile: PipelineProfile) -> EvaluatedPlan | None:
         return None
     schedule = plan.schedule(fitted.schedule)
     try:
-        clocks = clocks_of(plan, schedule, profile)
+        clocks = _clocks_of(plan, schedule, profile)
     except ValueError:
         raise GpuEnergyError(f"job {fit.job_id}: the plan in force is for another order; ask again") from None
     graph, known = fitted.graph_of(schedule), with_clocks(profile, clocks)
-    iteration_time_s, energy_j = time_and_energy(graph, known, clocks)
+    iteration_time_s, energy_j = _time_and_energy(graph, known, clocks)
     return EvaluatedPlan(schedule, graph, known, clocks, iteration_time_s, energy_j)
+
+
+def _clocks_of(plan: ClockPlan, schedule: Schedule, profile: PipelineProfile) -> dict[Instruction, int]:
+    """Return a plan's clock of each instruction of a schedule; the highest where the plan does not set one."""
+    clocks = {i: profile[i.instruction_class].at_max_clock.sm_clock_mhz for order in schedule.orders for i in order}
+    for rank in plan.ranks:
+        for instruction, clock_mhz in zip(schedule.orders[rank.pp_rank], rank.sm_clocks_mhz, strict=True):
+            clocks[instruction] = clock_mhz or clocks[instruction]
+    return clocks
+
+
+def _time_and_energy(
+    graph: DependencyGraph, profile: PipelineProfile, sm_clocks_mhz: Mapping[Instruction, int]
+) -> tuple[float, float]:
+    """Return time (s) and energy (J) of an iteration at these clocks, without the latency of clock changes."""
+    options = [profile[i.instruction_class].at_clock(sm_clocks_mhz[i]) for i in graph.instructions]
+    durations_s = [option.time_s for option in options]
+    iteration_time_s = makespan_s(graph, durations_s)
+    energy_j = iteration_energy_j(
+        energies_j=[option.energy_j for option in options],
+        durations_s=durations_s,
+        iteration_time_s=iteration_time_s,
+        num_ranks=graph.num_ranks,
+        blocking_power_w=profile.blocking_power_w,
+    )
+    return iteration_time_s, energy_j

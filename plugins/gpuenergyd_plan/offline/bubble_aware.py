@@ -179,7 +179,7 @@ def _with_waits(
     plan: OfflinePlan, graph: DependencyGraph, solved: SolvedPlan, profile: PipelineProfile, power: WaitingPower
 ) -> OfflinePlan:
     """Return the plan with its waits charged by clock; clocks are lowered as soon as a wait begins."""
-    from gpuenergyd_policies.planning.switching.waits import planned_waits  # noqa: PLC0415  start fast
+    from gpuenergyd_plan.offline.clock_changes import planned_waits  # noqa: PLC0415  start fast
 
     waits = planned_waits(timeline(graph, solved.durations_s), plan.sm_clocks_mhz, power)
     working_j = sum(solved.energies_j)
@@ -217,10 +217,10 @@ def _with_switching(
     request: OfflineRequest, plan: OfflinePlan, graph: DependencyGraph, solved: SolvedPlan, deadline_s: float
 ) -> OfflinePlan:
     """Return the plan with switch latency, in at most `max_switches` segments if requested."""
-    from gpuenergyd_policies.planning.switching.requests import clock_changes, naive_changes  # noqa: PLC0415  start fast
+    from gpuenergyd_plan.offline.clock_changes import lowered_waits, naive_changes  # noqa: PLC0415  start fast
+    from gpuenergyd_policies.planning.switching.requests import clock_changes  # noqa: PLC0415
     from gpuenergyd_policies.planning.switching.segments import plan_segments  # noqa: PLC0415
     from gpuenergyd_policies.planning.switching.simulation import simulate_switching  # noqa: PLC0415
-    from gpuenergyd_policies.planning.switching.waits import lowered_waits  # noqa: PLC0415
 
     latency_s, profile, forced = request.switch_latency_s, request.profile, request.target.is_forced
     power = profile.waiting_power
