@@ -1,7 +1,6 @@
 """A running job as the planner's input: its fitted profile, latencies and target, and the plan now in force."""
 
 import json
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from gpuenergyd.core.pipeline.fitted import with_clocks
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, Schedule
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.pipeline.profile import PipelineProfile
-from gpuenergyd.core.pipeline.timeline import iteration_energy_j, makespan_s
 from gpuenergyd.errors import GpuEnergyError, UsageError
 from gpuenergyd.wire import MAX_REPLY_BYTES
 from gpuenergyd.wire.daemon_codec import decode
@@ -23,6 +21,7 @@ from gpuenergyd.wire.operator_messages import JobFit
 from gpuenergyd_plan.inputs import PlanInput, plan_input
 from gpuenergyd_plan.profiles.instance_json import PlannerInstance
 from gpuenergyd_plan.tables import PlanOptions
+from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
 
 _LIMIT_S = 60.0
 """The policy host may be busy computing a plan."""
@@ -107,8 +106,7 @@ def _with_deadline(fit: JobFit, options: PlanOptions) -> PlanOptions:
     if options.slowdown is None:
         return replace(options, target_s=fitted.deadline_s)
     profile, graph = fitted.profile, fitted.graph_of(fitted.schedule)
-    top = {i: profile[i.instruction_class].at_max_clock.sm_clock_mhz for i in graph.instructions}
-    full_speed_s, _ = _time_and_energy(graph, profile, top)
+    full_speed_s = baseline(graph, profile).iteration_time_s
     target_s = full_speed_s + options.slowdown * (full_speed_s + fitted.bias_s)
     return replace(options, slowdown=None, target_s=target_s)
 
@@ -123,8 +121,8 @@ def _in_force(fit: JobFit, profile: PipelineProfile) -> EvaluatedPlan | None:
     except ValueError:
         raise GpuEnergyError(f"job {fit.job_id}: the plan in force is for another order; ask again") from None
     graph, known = fitted.graph_of(schedule), with_clocks(profile, clocks)
-    iteration_time_s, energy_j = _time_and_energy(graph, known, clocks)
-    return EvaluatedPlan(schedule, graph, known, clocks, iteration_time_s, energy_j)
+    evaluated = evaluate_clocks(graph, known, [clocks[i] for i in graph.instructions])
+    return EvaluatedPlan(schedule, graph, known, clocks, evaluated.iteration_time_s, evaluated.energy_j)
 
 
 def _clocks_of(plan: ClockPlan, schedule: Schedule, profile: PipelineProfile) -> dict[Instruction, int]:
@@ -134,20 +132,3 @@ def _clocks_of(plan: ClockPlan, schedule: Schedule, profile: PipelineProfile) ->
         for instruction, clock_mhz in zip(schedule.orders[rank.pp_rank], rank.sm_clocks_mhz, strict=True):
             clocks[instruction] = clock_mhz or clocks[instruction]
     return clocks
-
-
-def _time_and_energy(
-    graph: DependencyGraph, profile: PipelineProfile, sm_clocks_mhz: Mapping[Instruction, int]
-) -> tuple[float, float]:
-    """Return time (s) and energy (J) of an iteration at these clocks, without the latency of clock changes."""
-    options = [profile[i.instruction_class].at_clock(sm_clocks_mhz[i]) for i in graph.instructions]
-    durations_s = [option.time_s for option in options]
-    iteration_time_s = makespan_s(graph, durations_s)
-    energy_j = iteration_energy_j(
-        energies_j=[option.energy_j for option in options],
-        durations_s=durations_s,
-        iteration_time_s=iteration_time_s,
-        num_ranks=graph.num_ranks,
-        blocking_power_w=profile.blocking_power_w,
-    )
-    return iteration_time_s, energy_j
