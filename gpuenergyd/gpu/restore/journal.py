@@ -200,10 +200,6 @@ class Journal:
             if known != content.foreign_locks_mhz:
                 self._write(dataclasses.replace(content, foreign_locks_mhz=known))
 
-    def entries_of_this_boot(self) -> tuple[JournalEntry, ...]:
-        """Return the entries made since the host booted; raise JournalError if the journal cannot be read."""
-        return self._of_this_boot().entries
-
     def foreign_locks_mhz(self) -> Mapping[str, int]:
         """Return the clock locks of other programs, which a reboot clears, by GPU; raise JournalError if unreadable."""
         return self._of_this_boot().foreign_locks_mhz
