@@ -33,7 +33,8 @@ from gpuenergyd_other_policies.envpipe import (
     valleys,
 )
 from gpuenergyd_plan.profiles.profile_files import ProfileTable, read_pipeline_file
-from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks, rank_orders, unproven_plan
+from gpuenergyd_policies.planning.offline_requests import unproven_plan
+from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks, rank_orders
 from tests.support.thorough import thorough
 
 F, B = InstructionKind.F, InstructionKind.B
