@@ -94,6 +94,7 @@ class Trace:
         self._power_w = [float(row["power_instant_w"]) for row in rows]
 
     def power_w(self, at_ns: int) -> float:
+        """Return the recorded power."""
         return self._power_w[max(0, bisect_right(self.at_ns, at_ns) - 1)]
 
     def counted_j(self, at_ns: int) -> float:
