@@ -31,7 +31,6 @@ from gpuenergyd.wire import MAX_STRING_CHARS
 from gpuenergyd.wire.daemon_codec import decode, encode
 
 MAX_LINE_BYTES = 512 * 2**20
-NICENESS = 10
 THREAD_COUNT_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -235,10 +234,8 @@ def run(requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 def main() -> None:
-    """Lower the CPU priority, keep standard input and output for requests only, and answer requests."""
+    """Keep standard input and output for requests only, and answer requests."""
     _die_with_parent()
-    with contextlib.suppress(OSError):
-        os.nice(NICENESS)
     for variable in THREAD_COUNT_VARIABLES:
         os.environ.setdefault(variable, "1")  # set before a policy imports a library that reads them
     if len(sys.argv) > 1 and (limit_bytes := int(sys.argv[1])) > 0:
