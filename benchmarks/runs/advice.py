@@ -35,10 +35,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpuenergyd.core.pipeline.plan import SavingAdvice
 from gpuenergyd.core.policy_api.policy import ClockPolicy, Lever
+from gpuenergyd_other_policies.uniform import Uniform
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.setting_curves import LoopAtFullSpeed, possible_curves
 from gpuenergyd_policies.setting_search import ADVISED_SLOWDOWNS
-from gpuenergyd_policies.uniform import Uniform
 from gpuenergyd_policies.uniform_settings import Setting, setting_of
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.support.measured_tables import path_of

@@ -31,7 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpuenergyd.core.policy_api.policy import Lever
-from gpuenergyd_policies.cost import FloatArray, Objective
+from gpuenergyd_other_policies.cost import FloatArray, Objective
 from gpuenergyd_policies.setting_curves import LoopAtFullSpeed, MeasuredPoint, StandardErrors, possible_curves
 from gpuenergyd_policies.setting_search import MAX_PROBES, SettingSearch
 from gpuenergyd_policies.uniform_settings import Setting

@@ -38,9 +38,9 @@ from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflineRequest
 from gpuenergyd_carbon.lab.replay import replay
 from gpuenergyd_carbon.lab.results import ReplayRequest
 from gpuenergyd_plan.inputs import load_planner, plan_input
+from gpuenergyd_plan.offline.order_bound import MOST_CELLS, any_order_bound
 from gpuenergyd_plan.tables import PlanOptions
 from gpuenergyd_policies.planning.frontier import frontier
-from gpuenergyd_policies.planning.orders.bound import MOST_CELLS, any_order_bound
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

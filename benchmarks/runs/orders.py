@@ -19,9 +19,9 @@ from typing import Any
 from gpuenergyd.core.pipeline.graph import Schedule, dependency_graph
 from gpuenergyd_plan.command import plan_figures
 from gpuenergyd_plan.inputs import PlanInput, plan_input
+from gpuenergyd_plan.offline.bubble_aware import plan_offline
 from gpuenergyd_plan.tables import PlanOptions
 from gpuenergyd_policies.planning.frontier import warm_up
-from gpuenergyd_policies.planning.offline import plan_offline
 from gpuenergyd_policies.planning.plan_evaluation import evaluate_clocks
 
 FOLDER = Path(__file__).parents[3] / "shared" / "data" / "profiles"

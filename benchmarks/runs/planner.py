@@ -36,10 +36,10 @@ from gpuenergyd.core.pipeline.graph import (
     one_forward_one_backward,
 )
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
+from gpuenergyd_other_policies.envpipe import EnvelopeMode, extra_warm_up, plan_envelope, profiled_clocks, valleys
+from gpuenergyd_plan.offline.inflight import plan_inflight
 from gpuenergyd_plan.profiles.profile_files import ProfileTable, read_pipeline_file
-from gpuenergyd_policies.planning.envpipe import EnvelopeMode, extra_warm_up, plan_envelope, profiled_clocks, valleys
 from gpuenergyd_policies.planning.frontier import frontier, solve, warm_up
-from gpuenergyd_policies.planning.inflight import plan_inflight
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 

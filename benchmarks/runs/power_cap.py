@@ -22,10 +22,10 @@ from gpuenergyd.core.pipeline.power_swing import power_wave
 from gpuenergyd.core.policy_api.policy import OfflinePlan
 from gpuenergyd.errors import TargetError
 from gpuenergyd_plan.inputs import PlanInput, plan_input
+from gpuenergyd_plan.offline.bubble_aware import plan_offline
 from gpuenergyd_plan.tables import PlanOptions
 from gpuenergyd_policies.planning.capped.plan import wave_of
 from gpuenergyd_policies.planning.frontier import Effort, solve
-from gpuenergyd_policies.planning.offline import plan_offline
 from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

@@ -7,8 +7,9 @@ from gpuenergyd.core.pipeline.graph import Schedule, dependency_graph, one_forwa
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd.core.pipeline.waiting import WaitingPower, waiting_power
+from gpuenergyd_plan.offline.inflight import plan_inflight
 from gpuenergyd_policies.planning.frontier import solve
-from gpuenergyd_policies.planning.inflight import caps_from_microbatches, plan_inflight
+from gpuenergyd_policies.planning.offline_requests import caps_from_microbatches
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 from gpuenergyd_sim.driver.device_model import blocking_power_w

@@ -33,12 +33,12 @@ from gpuenergyd.core.pipeline.graph import (
 from gpuenergyd.core.pipeline.power_swing import SwingFigures, swing_of
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd_plan.inputs import plan_input
+from gpuenergyd_plan.offline.order_choice import plan_order
 from gpuenergyd_plan.tables import PlanOptions
 from gpuenergyd_policies.planning.capped.plan import wave_of
 from gpuenergyd_policies.planning.flat.orders import flattest_order
 from gpuenergyd_policies.planning.flat.plan import EXTRA_ENERGY_RATIO, flat_plan
 from gpuenergyd_policies.planning.frontier import SolvedPlan, solve
-from gpuenergyd_policies.planning.orders.choice import plan_order
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 from gpuenergyd_power.rules.ramp import RampLimiter

@@ -13,12 +13,12 @@ from benchmarks.worlds.learning_plans import Choice, fastest_allowed, next_clock
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd_other_policies.envpipe import plan_envelope, valleys
 from gpuenergyd_policies.learning.evidence import energies_seen, times_seen
 from gpuenergyd_policies.learning.job_curves import FittedCurves, fit_curves
 from gpuenergyd_policies.learning.published import prior_for
 from gpuenergyd_policies.learning.seen import Waiting
 from gpuenergyd_policies.learning.shape import GENERIC
-from gpuenergyd_policies.planning.envpipe import plan_envelope, valleys
 from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation
 
 ITERATIONS_PER_PLAN = 4

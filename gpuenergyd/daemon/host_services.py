@@ -11,13 +11,14 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
+from gpuenergyd.core.policy_api.power import PowerDecision
 from gpuenergyd.daemon.capped_worker import CappedWorker
 from gpuenergyd.daemon.gpus.inventory import Gpus
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.ports import HistoryPort
 from gpuenergyd.daemon.processes.launch import StartPolicyHost
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
-from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply
+from gpuenergyd.daemon.processes.power_queries import PowerQuery
 from gpuenergyd.daemon.processes.target_queries import TargetQuery, TargetReply
 from gpuenergyd.daemon.settings import SERVICES_GROUP, Settings
 from gpuenergyd.errors import GpuEnergyError, UsageError
@@ -42,7 +43,7 @@ class HostParts:
     """Their runners accept events, such as a power target; `watch` reports their iterations to a service."""
     ceilings: CappedWorker
     """Sets limits per GPU that no lease can exceed, and lifts them when the daemon stops."""
-    divide_power: Callable[[PowerQuery], Awaitable[PowerReply | PolicyFailure]]
+    divide_power: Callable[[PowerQuery], Awaitable[PowerDecision | PolicyFailure]]
     """Asks a power target policy in the policy host, with the frontiers of all jobs."""
     history: HistoryPort
     next_target: Callable[[str, TargetQuery], Awaitable[TargetReply | PolicyFailure]]

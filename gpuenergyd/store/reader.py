@@ -214,7 +214,6 @@ def short_message(error: Exception) -> str:
 
 
 def column_names(kind: "type[DataclassInstance]") -> tuple[str, ...]:
-    """Return the column names for the fields of a dataclass."""
     return tuple(field.name for field in fields(kind))
 
 

@@ -302,15 +302,15 @@ def merge_rollups(parts: Sequence[RollupRecord]) -> RollupRecord:
     if len(parts) == 1:
         return parts[0]
     return parts[0]._replace(
-        energy_j=_known_sum(part.energy_j for part in parts),
+        energy_j=known_sum(part.energy_j for part in parts),
         mean_power_w=_weighted_mean([(part.mean_power_w, part.num_samples) for part in parts]),
         max_power_w=max((part.max_power_w for part in parts if part.max_power_w is not None), default=None),
         mean_sm_clock_mhz=_weighted_mean([(part.mean_sm_clock_mhz, part.num_samples) for part in parts]),
         num_samples=sum(part.num_samples for part in parts),
-        estimated_j=_known_sum(part.estimated_j for part in parts),
+        estimated_j=known_sum(part.estimated_j for part in parts),
         measured_s=sum(part.measured_s for part in parts),
         estimated_s=sum(part.estimated_s for part in parts),
-        assumed_host_j=_known_sum(part.assumed_host_j for part in parts),
+        assumed_host_j=known_sum(part.assumed_host_j for part in parts),
         missing_s=sum(part.missing_s for part in parts),
     )
 
@@ -319,13 +319,14 @@ def merge_host_rollups(parts: Sequence[HostRollupRecord]) -> HostRollupRecord:
     """Return the sum of several rollups of one bucket and domain."""
     return replace(
         parts[0],
-        energy_j=_known_sum(part.energy_j for part in parts),
+        energy_j=known_sum(part.energy_j for part in parts),
         measured_s=sum(part.measured_s for part in parts),
         missing_s=sum(part.missing_s for part in parts),
     )
 
 
-def _known_sum(values: Iterable[float | None]) -> float | None:
+def known_sum(values: Iterable[float | None]) -> float | None:
+    """Return the sum of those values that are known; None if none is."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 

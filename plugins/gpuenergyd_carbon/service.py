@@ -299,7 +299,6 @@ class RunningEmissions:
         self._next_mono_s = now_mono_s + (now_mono_s - begun_mono_s) / _MAX_DUTY_RATIO
 
     def read(self, job_ids: Collection[str]) -> Mapping[str, EnergyUse]:
-        """Return the energy use of those jobs that are in the history."""
         if not job_ids:
             return {}
         with open_history(self._database_url) as history:

@@ -338,7 +338,6 @@ class CarbonTargets:
     # --- status ---
 
     def status(self, runner: RunningJob) -> dict[str, Any]:
-        """Return target and emissions of a job for its status."""
         use = self._use_of(runner.job_id)
         job, baseline = self.accounts.get(runner.job_id) or JobAccount(), runner.job.baseline
         budget = self._budget(runner, job, baseline) if baseline is not None else None

@@ -29,7 +29,6 @@ def read_accounts(path: Path) -> dict[str, SavedAccount]:
 
 
 def save_accounts(path: Path, accounts: Mapping[str, SavedAccount]) -> None:
-    """Replace the file."""
     try:
         replace_file(path, json.dumps({uuid: list(own) for uuid, own in accounts.items()}).encode())
     except OSError as error:

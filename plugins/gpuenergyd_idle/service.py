@@ -65,7 +65,6 @@ class IdleService:
 
     @staticmethod
     def check(settings: Settings) -> None:
-        """Check the options."""
         idle_options(settings.service_options.get("idle", {}))
 
     async def start(self) -> None:
@@ -221,7 +220,6 @@ class IdleService:
 
 
 def gpu_fields(identity: GpuIdentity, idle: IdleGpu, totals: UseTotals, now_s: float) -> dict[str, Any]:
-    """Return the fields of one GPU."""
     estimate, measured = idle.saving.estimate(), idle.saving.measured
     is_lowered = idle.acts and idle.is_lowered and not idle.is_raised
     return {

@@ -19,7 +19,6 @@ class UseTotal:
     could_lower_s: float = 0.0
 
     def add(self, other: "UseTotal") -> None:
-        """Add another total to this one."""
         self.time_s += other.time_s
         self.energy_j += other.energy_j
         self.lowered_s += other.lowered_s

@@ -10,8 +10,9 @@ from urllib.parse import quote
 from gpuenergyd.cli.job.finding import find_job
 from gpuenergyd.client.connection import DaemonClient
 from gpuenergyd.client.environment import find_socket_path
-from gpuenergyd.core.pipeline.fitted import clocks_of, time_and_energy, with_clocks
+from gpuenergyd.core.pipeline.fitted import with_clocks
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, Schedule
+from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.errors import GpuEnergyError, UsageError
 from gpuenergyd.wire import MAX_REPLY_BYTES
@@ -20,6 +21,7 @@ from gpuenergyd.wire.operator_messages import JobFit
 from gpuenergyd_plan.inputs import PlanInput, plan_input
 from gpuenergyd_plan.profiles.instance_json import PlannerInstance
 from gpuenergyd_plan.tables import PlanOptions
+from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
 
 _LIMIT_S = 60.0
 """The policy host may be busy computing a plan."""
@@ -104,8 +106,7 @@ def _with_deadline(fit: JobFit, options: PlanOptions) -> PlanOptions:
     if options.slowdown is None:
         return replace(options, target_s=fitted.deadline_s)
     profile, graph = fitted.profile, fitted.graph_of(fitted.schedule)
-    top = {i: profile[i.instruction_class].at_max_clock.sm_clock_mhz for i in graph.instructions}
-    full_speed_s, _ = time_and_energy(graph, profile, top)
+    full_speed_s = baseline(graph, profile).iteration_time_s
     target_s = full_speed_s + options.slowdown * (full_speed_s + fitted.bias_s)
     return replace(options, slowdown=None, target_s=target_s)
 
@@ -116,9 +117,18 @@ def _in_force(fit: JobFit, profile: PipelineProfile) -> EvaluatedPlan | None:
         return None
     schedule = plan.schedule(fitted.schedule)
     try:
-        clocks = clocks_of(plan, schedule, profile)
+        clocks = _clocks_of(plan, schedule, profile)
     except ValueError:
         raise GpuEnergyError(f"job {fit.job_id}: the plan in force is for another order; ask again") from None
     graph, known = fitted.graph_of(schedule), with_clocks(profile, clocks)
-    iteration_time_s, energy_j = time_and_energy(graph, known, clocks)
-    return EvaluatedPlan(schedule, graph, known, clocks, iteration_time_s, energy_j)
+    evaluated = evaluate_clocks(graph, known, [clocks[i] for i in graph.instructions])
+    return EvaluatedPlan(schedule, graph, known, clocks, evaluated.iteration_time_s, evaluated.energy_j)
+
+
+def _clocks_of(plan: ClockPlan, schedule: Schedule, profile: PipelineProfile) -> dict[Instruction, int]:
+    """Return a plan's clock of each instruction of a schedule; the highest where the plan does not set one."""
+    clocks = {i: profile[i.instruction_class].at_max_clock.sm_clock_mhz for order in schedule.orders for i in order}
+    for rank in plan.ranks:
+        for instruction, clock_mhz in zip(schedule.orders[rank.pp_rank], rank.sm_clocks_mhz, strict=True):
+            clocks[instruction] = clock_mhz or clocks[instruction]
+    return clocks

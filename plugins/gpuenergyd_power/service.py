@@ -286,7 +286,7 @@ class PowerService:
                 return
             self._failure = None
             if self.budget == budget:
-                self._apply(reply.decision, budget)
+                self._apply(reply, budget)
         finally:
             self._deciding = None
 

@@ -19,7 +19,6 @@ class SigningKey:
 
     @property
     def public_key(self) -> str:
-        """The public key in hexadecimal."""
         return self._key.public_key().public_bytes_raw().hex()
 
     def sign(self, content: bytes) -> str:

@@ -8,7 +8,8 @@ from gpuenergyd.core.policy_api.policy import JobView, OfflinePlan, OfflineReque
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import TargetError
 from gpuenergyd_policies.advice import with_advice
-from gpuenergyd_policies.planning.plan_evaluation import baseline, unproven_plan
+from gpuenergyd_policies.planning.offline_requests import unproven_plan
+from gpuenergyd_policies.planning.plan_evaluation import baseline
 from gpuenergyd_policies.setting_curves import Cost
 
 

@@ -34,7 +34,7 @@ from gpuenergyd_policies.learning.risk import NUM_DRAWS
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
 from gpuenergyd_policies.observed_pipeline import contradiction, observed_graph, observed_pipeline
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
-from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
+from gpuenergyd_policies.planning.plan_evaluation import baseline
 from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.planning.switching.requests import clock_changes
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching
@@ -83,17 +83,6 @@ def cheapest_clocks(graph: DependencyGraph, profile: PipelineProfile, deadline_s
     """Return the clocks of the exact frontier at a deadline, one for each instruction."""
     solved = solve(graph, profile, deadline_s=deadline_s, effort=Effort.QUICK)
     return dict(zip(graph.instructions, solved.sm_clocks_mhz, strict=True))
-
-
-def cheapest_common_clock(
-    graph: DependencyGraph, profile: PipelineProfile, deadline_s: float
-) -> dict[Instruction, int]:
-    """Return the common clock of least energy that meets the deadline, for each instruction."""
-    common = set.intersection(*({o.sm_clock_mhz for o in own.options} for own in profile.classes.values()))
-    evaluated = {mhz: evaluate_clocks(graph, profile, [mhz] * len(graph.instructions)) for mhz in common}
-    fitting = [mhz for mhz in evaluated if evaluated[mhz].iteration_time_s <= deadline_s * (1 + 1e-9)]
-    chosen: int = min(fitting, key=lambda mhz: evaluated[mhz].energy_j)
-    return dict(zip(graph.instructions, [chosen] * len(graph.instructions), strict=True))
 
 
 def _at_full_speed(view: JobView, energy_j: float, reason: str) -> ClockPlan:

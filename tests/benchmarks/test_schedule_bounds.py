@@ -12,8 +12,8 @@ from gpuenergyd.core.pipeline.profile import with_waiting_power
 from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd_plan.offline.bubble_aware import plan_offline
 from gpuenergyd_policies.planning.frontier import solve
-from gpuenergyd_policies.planning.offline import plan_offline
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 
 pytestmark = pytest.mark.torch

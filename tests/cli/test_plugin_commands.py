@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,24 +11,15 @@ from gpuenergyd.cli.app import COMMANDS, all_commands
 from gpuenergyd.cli.main import run
 from gpuenergyd.errors import UsageError
 from tests.support.documents import blocks
-from tests.support.installed_distribution import install_distribution
+from tests.support.installed_distribution import install_distribution, site_of
 from tests.support.sample_history import write_sample_history
 
 PAGE = ROOT / "docs" / "how-to" / "write-a-plugin.md"
+site = site_of(all_commands.cache_clear)
 ENTRY = "from gpuenergyd.cli.command_entry import CommandEntry\nENTRY = CommandEntry('Monitor', '{module}', 'Do it.')\n"
 
 
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yield a folder for packages of plugins, whose commands are searched for anew."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    all_commands.cache_clear()
-    yield tmp_path
-    all_commands.cache_clear()
-
-
 def install(site: Path, **commands: str) -> None:
-    """Install a distribution with these commands."""
     install_distribution(site, "plugin", "gpuenergyd.commands", commands)
 
 

@@ -52,7 +52,6 @@ class CapturedProgram:
         self.rank = OrderedRank(self.client, expected_order=expected_order, log_name="rank 0")
 
     def step(self, order: Any = ORDER) -> None:
-        """Run the step, or capture it."""
         self.rank.begin_step()
         for key in order:
             slot = self.client.begin_instruction(*key)

@@ -34,7 +34,6 @@ def times_of(*begins_ms: int) -> IterationTimes:
 
 
 def plan_of(*changes: ChangeRow, epoch: int = 4) -> PreparedPlan:
-    """Return a plan with these changes."""
     return prepare(PlanSlice("plan", epoch, 0, changes), bytes(TOKEN_BYTES))
 
 
@@ -48,7 +47,6 @@ class Sent:
         self._own = own
 
     def request(self) -> ClockRequest:
-        """Return the next request."""
         return decode_clock_request(self._other.recv(MAX_DATAGRAM_BYTES + 1)).request
 
     def close(self) -> None:

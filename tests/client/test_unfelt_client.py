@@ -339,8 +339,6 @@ class SignallingDevice(VirtualDevice):
         self.requests: WatchedRequests | None = None
 
     def open_requests(self) -> WatchedRequests:  # type: ignore[override]  # the other has none
-        """Return what watches the memory."""
-
         def map_memory(_address: int, _size: int) -> Callable[[int], bool]:
             def write(number: int) -> bool:
                 self.launched.append(number)
@@ -352,7 +350,6 @@ class SignallingDevice(VirtualDevice):
         return self.requests
 
     def reach(self, number: int) -> None:
-        """Write a number."""
         assert self.requests is not None
         self.requests._words[REACHED] = number
 

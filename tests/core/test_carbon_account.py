@@ -131,7 +131,6 @@ def test_emissions_of_two_hours_at_two_speeds_computed_by_hand() -> None:
     assert carbon.baseline_g == pytest.approx(1.2 * (100 + 0.5 * 300))
     assert carbon.saved_by_plan_g == pytest.approx(0.2 * 250)
     assert (carbon.num_iterations, carbon.priced_j, carbon.unpriced_j) == (5400, 1.5 * KWH_J, 0.0)
-    assert carbon.model_scale == pytest.approx(1.0)
 
 
 def test_host_power_counts_over_the_whole_time() -> None:
@@ -149,7 +148,6 @@ def test_the_frontier_is_scaled_to_the_measured_energy() -> None:
     carbon = job_carbon([hour(0, 3600, 3600.0, KWH_J, 100.0)], [(1.0, 2000.0)])
 
     assert carbon is not None
-    assert carbon.model_scale == pytest.approx(0.5)
     assert carbon.savings.full_speed_g == pytest.approx(100.0)
     assert carbon.baseline_g is None
 

@@ -23,7 +23,6 @@ def account_file(path: Path) -> AccountFile[SavedSlowdown]:
 
 
 def saved(path: Path, job_name: str = "gpt") -> Path:
-    """Save one account of this process, and return the path of the file."""
     account_file(path).save([SavedAccount(job_name, running_processes(OWN_PROCESSES), ACCOUNT)])
     return path
 

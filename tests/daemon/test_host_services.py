@@ -1,7 +1,6 @@
 """Services of plugins: they act on the host's jobs and GPUs, and a daemon that cannot load one does not start."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +18,18 @@ from gpuenergyd_power.requested import RequestFile
 from gpuenergyd_power.rules.budget import BudgetSource, PowerBudget
 from tests.support.api_server import parts_of
 from tests.support.documents import blocks
-from tests.support.installed_distribution import install_distribution
+from tests.support.installed_distribution import install_distribution, site_of
 from tests.support.job_stage import Stage
 
 PAGE = ROOT / "docs" / "how-to" / "write-a-plugin.md"
+site = site_of(host_services.cache_clear)
 
 
 def parts(folder: Path) -> HostParts:
-    """Return the parts of a host with one job."""
     return parts_of(Stage(), load_settings(state_dir=folder))
 
 
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yield a folder for packages of plugins, whose services are searched for anew."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    host_services.cache_clear()
-    yield tmp_path
-    host_services.cache_clear()
-
-
 def install(site: Path, **services: str) -> None:
-    """Install a distribution with these services."""
     install_distribution(site, "plugin", "gpuenergyd.host_services", services)
 
 

@@ -74,7 +74,6 @@ def attach(world: SimulatedHost, gpu_uuid: str, started: Container) -> int:
 
 
 def claim(gpu_uuid: str) -> str:
-    """Return a registration on a GPU."""
     return json.dumps(one_stage_registration(gpu_uuid))
 
 

@@ -35,13 +35,11 @@ def gpu_models() -> tuple[str, ...]:
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Journal:
-    """An empty journal."""
     return Journal(tmp_path / "journal.json")
 
 
 @pytest.fixture
 def gpu(host: SimulatedHost) -> str:
-    """The GPU with profiles."""
     return host.identities()[0].gpu_uuid
 
 

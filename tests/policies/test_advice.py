@@ -8,11 +8,11 @@ from gpuenergyd.core.job.result_text import advice_text
 from gpuenergyd.core.pipeline.graph import Instruction, Schedule
 from gpuenergyd.core.pipeline.plan import PlanPurpose, SavingAdvice
 from gpuenergyd.core.policy_api.policy import ClockPolicy, Lever
+from gpuenergyd_other_policies.cost import Cost
+from gpuenergyd_other_policies.uniform import Uniform
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
-from gpuenergyd_policies.cost import Cost
 from gpuenergyd_policies.full_speed import FullSpeed
 from gpuenergyd_policies.setting_search import ADVISED_SLOWDOWNS, MOST_LOST_ITERATIONS
-from gpuenergyd_policies.uniform import Uniform
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.support.plain_jobs import MEMORY_SHARES, GpuLoopWork, loop_training, random_gpu_work, random_loop_work
 from tests.support.thorough import thorough

@@ -9,9 +9,9 @@ from gpuenergyd.core.job.outcome import OutcomeKind, find_outcome, outcome_line
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import ClockPolicy
+from gpuenergyd_other_policies.envelope import Envelope
+from gpuenergyd_other_policies.uniform import Uniform
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
-from gpuenergyd_policies.envelope import Envelope
-from gpuenergyd_policies.uniform import Uniform
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from gpuenergyd_sim.virtual_training.work import A100Work
 

@@ -17,10 +17,10 @@ from gpuenergyd.core.pipeline.plan import (
 )
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
+from gpuenergyd_other_policies.cost import Cost
+from gpuenergyd_other_policies.uniform import Uniform
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
-from gpuenergyd_policies.cost import Cost
 from gpuenergyd_policies.full_speed import FullSpeed
-from gpuenergyd_policies.uniform import Uniform
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from gpuenergyd_sim.virtual_training.work import A100Work, Work
 

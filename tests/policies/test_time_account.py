@@ -7,9 +7,9 @@ import pytest
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd.core.policy_api.policy import ClockPolicy
-from gpuenergyd_policies.cost import Cost
-from gpuenergyd_policies.envelope import Envelope
-from gpuenergyd_policies.uniform import Uniform
+from gpuenergyd_other_policies.cost import Cost
+from gpuenergyd_other_policies.envelope import Envelope
+from gpuenergyd_other_policies.uniform import Uniform
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from gpuenergyd_sim.virtual_training.work import A100Work, Work
 from tests.support.remembered_plans import RememberedBubbleAware

@@ -115,20 +115,21 @@ def test_a_job_is_lowered_restored_and_reported_without_plugins(
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_nvml_library))
     monkeypatch.setenv("GPUENERGYD_FAKE_NVML_WORLD", str(tmp_path / "world"))
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")  # the plans of so small a pipeline need no compiled kernels
     daemon = DaemonProcess(tmp_path, overrides={"driver": "nvml", "mode": "control"}, python=str(core_python))
     with FakeNvmlControl(daemon.world_path) as control:
         control.set_privileged(True)
         daemon.start()
 
-        with training(daemon, arguments=("--policy", "uniform", "--max-slowdown", "0.2")):
+        with training(daemon, arguments=("--policy", "bubble-aware", "--max-slowdown", "0.2")):
             wait_until(daemon.is_lowered)
-            wait_until(lambda: bool((job := daemon.job()) and job["num_trial_iterations"]))
+            wait_until(lambda: bool((job := daemon.job()) and job["num_tuned_iterations"]))
         wait_until(lambda: daemon.job() is None)
         wait_until(daemon.is_as_found)
         assert daemon.stop() == 0
 
     reported = gpuenergyd(core_python, "report", "--database", str(daemon.database_path), "--json")
     (job,) = json.loads(reported.stdout)["jobs"]
-    assert job["policy"] == "uniform"
-    assert job["num_trial_iterations"] > 0
+    assert job["policy"] == "bubble-aware"
+    assert job["num_tuned_iterations"] > 0
     assert restore(daemon.journal_path) == ()

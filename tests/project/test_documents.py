@@ -28,10 +28,10 @@ from gpuenergyd.daemon.host_services import host_services
 from gpuenergyd.daemon.settings import Settings, load_settings
 from gpuenergyd_carbon.signal_file import SignalFile
 from gpuenergyd_fleet.event_input import events_of_file
+from gpuenergyd_other_policies.frequency_file import FrequencyFile
 from gpuenergyd_plan.profiles.instance_json import parse_instance
 from gpuenergyd_plan.profiles.profile_csv import parse_profile_table
 from gpuenergyd_plan.profiles.profile_files import parse_order, read_waiting_power_file
-from gpuenergyd_policies.planning.frequency_file import FrequencyFile
 from gpuenergyd_power.schedule_file import read_schedule
 from tests.support.chromium import CHROMIUM, Page, in_browser
 from tests.support.daemon_process import DaemonProcess, running_daemon, training

@@ -60,7 +60,6 @@ def change_ratios(run: VirtualTraining) -> tuple[float, float]:
 
 
 def clocks_mhz(plan: ClockPlan) -> set[int | None]:
-    """Return the clocks of a plan."""
     return {clock for rank in plan.ranks for clock in rank.sm_clocks_mhz}
 
 

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gpuenergyd.core.policy_api.power import PowerDecision
 from gpuenergyd.daemon.api.server import ManualChanges, Server, UserLimits
 from gpuenergyd.daemon.capped_worker import CappedWorker
 from gpuenergyd.daemon.gpus.access import AccessRules
@@ -15,7 +16,7 @@ from gpuenergyd.daemon.manual_leases.leases import ManualLeases
 from gpuenergyd.daemon.manual_leases.releases import GpuReleases
 from gpuenergyd.daemon.processes.launch import PolicyChannel
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
-from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply
+from gpuenergyd.daemon.processes.power_queries import PowerQuery
 from gpuenergyd.daemon.settings import Settings, load_settings
 from gpuenergyd.errors import GpuError
 from tests.support.job_stage import FakeWorker, Stage
@@ -40,7 +41,7 @@ def parts_of(
     settings: Settings,
     *,
     capped: CappedWorker | None = None,
-    divide_power: Callable[[PowerQuery], Awaitable[PowerReply | PolicyFailure]] = no_policy,
+    divide_power: Callable[[PowerQuery], Awaitable[PowerDecision | PolicyFailure]] = no_policy,
 ) -> HostParts:
     """Return the parts of a host without policy host, for its services."""
     capped = capped or CappedWorker(FakeWorker(), stage.gpus)
@@ -48,7 +49,6 @@ def parts_of(
 
 
 def server_of(stage: Stage, folder: Path, *, status: Callable[[], Mapping[str, Any]] = dict) -> Server:
-    """Return a server that is not started."""
     worker = FakeWorker()
     leases = ManualLeases(worker, stage.gpus, stage.history)
     parts = parts_of(stage, load_settings(state_dir=folder), capped=CappedWorker(worker, stage.gpus))

@@ -40,7 +40,6 @@ def waiting_power_w(sm_clock_mhz: int) -> float:
 
 
 def demo_work(num_stages: int) -> dict[tuple[int, InstructionKind], Work]:
-    """Return the works of the demo's stages."""
     from gpuenergyd_sim.training.gpt_model import simulated_works  # noqa: PLC0415  imports torch
 
     return {
@@ -152,7 +151,6 @@ class CapturedTraining(VirtualTraining):
 
     @property
     def num_calls_in_capture(self) -> int:
-        """Calls of ours in all captures."""
         return sum(rank.num_calls_in_capture for rank in self.replayed)
 
     def _run_pipeline(self) -> tuple[dict[Instruction, tuple[float, float]], float]:

@@ -72,6 +72,5 @@ class CarbonHost:
         await self.targets.decide(leaders, None)
 
     def pipeline_targets(self) -> list[TargetRecord]:
-        """Return the targets of whole pipelines."""
         records = (r for r in self.history.records if isinstance(r, TargetRecord))
         return [r for r in records if r.job_id.endswith("-whole")]

@@ -12,7 +12,7 @@ from typing import Any
 from gpuenergyd.daemon.jobs.registry import Jobs
 from gpuenergyd.daemon.ports import PolicyPort
 from gpuenergyd_across_hosts.host.pipeline_leader import PipelineLeader
-from gpuenergyd_policies.uniform import Uniform
+from gpuenergyd_other_policies.uniform import Uniform
 from tests.support.carbon_host import CarbonHost
 from tests.support.straggling_pipelines import StragglingPipelines
 from tests.support.virtual_pipeline import at, leaders_in_virtual_time

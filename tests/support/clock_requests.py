@@ -5,7 +5,6 @@ from gpuenergyd.wire.clock_request import RankClockRequest, pack_clock_request, 
 
 
 def encode_clock_request(rank_request: RankClockRequest) -> bytes:
-    """Return the datagram of a request."""
     request = rank_request.request
     first = request.later[0] if request.later else TimedClock(0, 0)
     return pack_clock_request(

@@ -60,22 +60,18 @@ class DaemonProcess:
 
     @property
     def socket_path(self) -> Path:
-        """Path of the HTTP socket."""
         return self.folder / "run" / "gpuenergyd.sock"
 
     @property
     def clock_socket_path(self) -> Path:
-        """Path of the clock socket."""
         return self.folder / "run" / "clock.sock"
 
     @property
     def journal_path(self) -> Path:
-        """Path of the restore journal."""
         return self.folder / "run" / "journal.json"
 
     @property
     def database_path(self) -> Path:
-        """Path of the history."""
         return self.folder / "state" / "history.sqlite3"
 
     @property
@@ -128,11 +124,9 @@ class DaemonProcess:
         return False
 
     def client(self) -> DaemonClient:
-        """Return a connection to the daemon."""
         return DaemonClient(str(self.socket_path), limit_s=LIMIT_S)
 
     def status(self) -> dict[str, Any]:
-        """Return the daemon's status."""
         client = self.client()
         try:
             return client.get_status()

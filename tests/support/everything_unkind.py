@@ -137,7 +137,6 @@ class _OnePlan:
     plan: ClockPlan
 
     def next_plan(self, view: JobView) -> ClockPlan:
-        """Return the plan."""
         return view.issued_plans[-1] if view.issued_plans else self.plan
 
 

@@ -47,7 +47,6 @@ _STAMP = "built-for"
 
 
 def python_of(name: str) -> Path:
-    """Return the interpreter of an environment."""
     return FOLDER / name / "bin" / "python"
 
 

@@ -73,7 +73,6 @@ class GpuCommands:
 
     @property
     def path(self) -> Path:
-        """The commands file."""
         return self.folder / "commands.toml"
 
     def num_calls(self, name: str) -> int:

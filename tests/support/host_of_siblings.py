@@ -41,7 +41,6 @@ class HostOfSiblings:
         return registered.rank_token
 
     def ask(self, token: str, tp_rank: int, *, run: str = "run", num_pp_ranks: int = 1, **changes: Any) -> MemberReply:
-        """Ask for the state of a rank."""
         place = MemberPlace(run, 0, 0, num_pp_ranks, tp_rank, 2)
         fields: dict[str, Any] = {"place": place} | changes
         reply = self.members.state(MemberQuery(token, **fields), ME)

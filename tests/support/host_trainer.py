@@ -62,7 +62,6 @@ class RunConfig:
     are_replicas_whole: bool = False
 
     def host_of(self, dp_rank: int, pp_rank: int) -> int:
-        """Return the host of a rank."""
         return dp_rank if self.are_replicas_whole else pp_rank // STAGES_PER_HOST
 
     def gpu_index(self, dp_rank: int, pp_rank: int) -> int:
@@ -74,12 +73,10 @@ class RunConfig:
         return Path(self.folder) / f"done-{dp_rank}-{pp_rank}"
 
     def daemon_folder(self, host: int) -> Path:
-        """Return the folder of a host's daemon."""
         return Path(self.folder) / f"host{host}"
 
     @property
     def progress_path(self) -> Path:
-        """The progress file."""
         return Path(self.folder) / "progress"
 
     @property

@@ -69,7 +69,6 @@ class InstalledDaemon:
         return (self.host.shared / "log").read_text(encoding="utf-8")
 
     def status(self) -> dict[str, Any]:
-        """Return the daemon's status."""
         client = self.client()
         try:
             return client.get_status()

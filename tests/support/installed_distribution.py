@@ -1,7 +1,22 @@
 """An installed distribution with entry points and no files of its own, as plugins of this package are found."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+
+import pytest
+
+
+def site_of(forget: Callable[[], None]) -> object:
+    """Return a fixture: a folder for packages of plugins, and entry points are searched anew after `forget`."""
+
+    @pytest.fixture(name="site")
+    def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+        monkeypatch.syspath_prepend(str(tmp_path))
+        forget()
+        yield tmp_path
+        forget()
+
+    return site
 
 
 def install_distribution(

@@ -64,7 +64,6 @@ APPLIED = FIRST_ASKED + 3
 def plan(
     name: str = "tuned", purpose: PlanPurpose = PlanPurpose.TUNED, clock: int = 1200, expected_s: float | None = None
 ) -> ClockPlan:
-    """Return one clock for everything."""
     ranks = tuple(
         RankClocks(r, (clock,) * len(order), constant_clock_changes(order, clock))
         for r, order in enumerate(SCHEDULE.orders)

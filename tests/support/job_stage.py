@@ -103,7 +103,6 @@ class FakeWorker(WorkerByMethods):
         )
 
     def request_clock(self, gpu_uuid: str, request: ClockRequest) -> None:
-        """Record it."""
         assert request.sent_mono_ns
         later_mhz = request.later[0].sm_clock_mhz if request.later else 0
         self.requested_clocks.append((gpu_uuid, request.sm_clock_mhz, later_mhz))
@@ -150,7 +149,6 @@ class FakeHistory:
     records: list[Record] = field(default_factory=list)
 
     def write(self, record: Record) -> None:
-        """Keep a record."""
         self.records.append(record)
 
 
@@ -242,14 +240,12 @@ class Stage:
         return runner
 
     def send(self, *, pp_rank: int = 0, clock_mhz: int = 1200, plan_epoch: int) -> Admission:
-        """Send a clock request as one rank."""
         self.sequence += 1
         request = ClockRequest(clock_mhz, time.monotonic_ns(), plan_epoch=plan_epoch)
         token = bytes.fromhex(self.tokens[pp_rank])
         return self.jobs.clock_requests.admit(RankClockRequest(token, self.sequence, request), ME)
 
     def events(self, action: str) -> list[ControlEventRecord]:
-        """Return the control events of one action."""
         return [r for r in self.history.records if isinstance(r, ControlEventRecord) and r.action == action]
 
     @property

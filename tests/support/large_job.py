@@ -99,7 +99,6 @@ class CountingStore:
 
     @property
     def prefix(self) -> str:
-        """The prefix of this run."""
         return self.store.prefix
 
     def within(self, folder: str) -> "CountingStore":
@@ -107,7 +106,6 @@ class CountingStore:
         return replace(self, store=self.store.within(folder))
 
     def set(self, key: str, value: str) -> None:
-        """Write a key."""
         self._count(key, len(value))
         self.store.set(key, value)
 
@@ -129,7 +127,6 @@ class CountingStore:
         return found
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter."""
         self._count(key, 8)
         return self.store.add(key, amount)
 
@@ -152,7 +149,6 @@ class FirstPolicy:
         self.num_open = 0
 
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan | PolicyFailure:
-        """Return the policy's plan."""
         self.num_open += 1
         began_s, began_cpu_s = time.monotonic(), self._cpu_s()
         plan = await self.client.next_plan(job_id, policy, view)
@@ -173,7 +169,6 @@ class FirstPolicy:
         return await self.client.preload(policy)
 
     async def drop_job(self, job_id: str) -> None:
-        """Drop the policy of a job."""
         await self.client.drop_job(job_id)
 
 
@@ -211,7 +206,6 @@ class InProcessDaemon(LocalDaemon):
         self.refusals: list[str] = []
 
     def post(self, path: str, message: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the reply."""
         body = json.dumps(message, separators=(",", ":")).encode()
         answer = asyncio.run_coroutine_threadsafe(self._answer(path, body), self._loop).result()
         reply: dict[str, Any] | None = json.loads(answer) if answer is not None else None
@@ -422,7 +416,6 @@ class LargeJob:
             )
 
     def leaders(self) -> list[PipelineLeader]:
-        """Return the leaders of all replicas."""
         return [leader for host in self.hosts for leader in host.members._leaders.values()]
 
     async def close(self) -> None:

@@ -35,7 +35,6 @@ class UniformPolicy:
     activity = None
 
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan:
-        """Return the plan."""
         assert job_id
         assert policy == "p"
         self.views.append(view)
@@ -55,7 +54,6 @@ class ListedHistory:
     events: list[Record] = field(default_factory=list)
 
     def write(self, record: Any) -> None:
-        """Keep a record."""
         self.events.append(record)
 
 

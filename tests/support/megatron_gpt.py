@@ -25,7 +25,6 @@ class _NoStream:
         """Do nothing."""
 
     def record_event(self) -> NoEvent:
-        """Return an event that has happened."""
         return NoEvent()
 
 
@@ -34,7 +33,6 @@ class _NoRandomStates:
 
     @contextlib.contextmanager
     def fork(self, *_: Any) -> Iterator[None]:
-        """Do nothing."""
         yield
 
 
@@ -111,7 +109,6 @@ def make_gpt_chunk(config: Any, state: Any, gpu: Work, vp_stage: int | None) -> 
 
 
 def token_batches(seed: int, num_microbatches: int) -> list[Any]:
-    """Return the tokens of each microbatch of a step."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(0, _VOCABULARY, (1, _SEQUENCE), generator=generator) for _ in range(num_microbatches)]
 

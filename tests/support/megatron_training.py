@@ -69,7 +69,6 @@ class MegatronTraining:
 
     @property
     def num_ranks(self) -> int:
-        """Processes of the training."""
         return self.pp * self.tp * self.dp * self._num_expert_ranks
 
     def run_rank(self, rank: int) -> tuple[list[list[str]], list[int]]:

@@ -17,7 +17,6 @@ class MemoryStore:
         return replace(self, prefix=f"{self.prefix}/{folder}")
 
     def set(self, key: str, value: str) -> None:
-        """Write a key."""
         self.values[f"{self.prefix}/{key}"] = value.encode()
 
     def get(self, key: str) -> bytes | None:

@@ -32,7 +32,6 @@ class OpenLeadrServer:
         assert self._is_ready.wait(LIMIT_S)
 
     def stop(self) -> None:
-        """Stop the server and its thread."""
         self._loop.call_soon_threadsafe(self._is_over.set)
         self._thread.join(LIMIT_S)
         self._loop.close()

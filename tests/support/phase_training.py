@@ -102,7 +102,6 @@ class OnGpu(torch.nn.Module):
         self._gpu = gpu
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the scaled rows."""
         return _Scale.apply(rows, self.scale, self._gpu)  # type: ignore[no-any-return, no-untyped-call]  # torch leaves it untyped
 
 
@@ -152,7 +151,6 @@ class SimulatedAdamW(torch.optim.AdamW):
 
 
 def optimizer_of(model: torch.nn.Module, gpu: SimulatedGpu) -> SimulatedAdamW:
-    """Return the optimizer of a model."""
     optimizer = SimulatedAdamW(model.parameters(), lr=1e-2)
     optimizer.gpu = gpu
     return optimizer
@@ -180,7 +178,6 @@ class SlowBatch:
     gpu: SimulatedGpu
 
     def __call__(self, rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """Return a batch of these rows."""
         time.sleep(self.gpu.scale * DATA_S)
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
@@ -214,7 +211,6 @@ def run_huggingface(gpu: SimulatedGpu, num_iterations: int) -> None:
 
     class LoggingTrainer(transformers.Trainer):  # type: ignore[misc]  # installed in its own environment
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            """Keep the loss."""
             loss = super().compute_loss(*args, **kwargs)
             gpu.losses.append(float((loss[0] if isinstance(loss, tuple) else loss).detach()).hex())
             return loss
@@ -241,7 +237,6 @@ def run_huggingface(gpu: SimulatedGpu, num_iterations: int) -> None:
 
 
 def run_lightning(gpu: SimulatedGpu, num_iterations: int) -> None:
-    """Train with Lightning."""
     lightning: Any = importlib.import_module("lightning.pytorch")
 
     class Module(lightning.LightningModule):  # type: ignore[misc]  # installed in its own environment
@@ -250,13 +245,11 @@ def run_lightning(gpu: SimulatedGpu, num_iterations: int) -> None:
             self.model = Model(gpu)
 
         def training_step(self, batch: dict[str, torch.Tensor], _index: int) -> torch.Tensor:
-            """Return the loss."""
             loss = self.model(**batch)["loss"]
             gpu.losses.append(float(loss.detach()).hex())
             return loss  # type: ignore[no-any-return]  # as above
 
         def configure_optimizers(self) -> Any:
-            """Return the optimizer."""
             return optimizer_of(self, gpu)
 
     rows = Rows(num_iterations * _BATCH * int(os.environ["WORLD_SIZE"]))
@@ -283,7 +276,6 @@ RUNS: dict[str, Callable[[SimulatedGpu, int], None]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train one rank."""
     parser = argparse.ArgumentParser()
     parser.add_argument("framework", choices=sorted(RUNS))
     parser.add_argument("--world", type=Path, required=True)

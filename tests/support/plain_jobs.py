@@ -76,7 +76,6 @@ class GpuLoopWork:
         return self._time_s(self.actual_clock_mhz(sm_clock_mhz))
 
     def power_w(self, sm_clock_mhz: int) -> float:
-        """Return what it draws at a clock."""
         return self._power_w(self.actual_clock_mhz(sm_clock_mhz))
 
     @property
@@ -152,7 +151,6 @@ def loop_training(
     rules: JobRules | None = None,
     scatter_ratio: float = 0.002,
 ) -> VirtualTraining:
-    """Return the training of one loop, with noise."""
     gpu = work.gpu if isinstance(work, GpuLoopWork) else device_parameters("a100-sxm")
     works: dict[tuple[int, InstructionKind], Work] = {(0, InstructionKind.F): work}
     return VirtualTraining(

@@ -35,7 +35,6 @@ class CutExchange:
     host: int
 
     def run(self, store: Store, paces: Store | None) -> None:
-        """Exchange once."""
         if self.host not in self.cut_hosts:
             self.exchange.run(store, paces)
 

@@ -5,7 +5,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, co
 from gpuenergyd.core.pipeline.reorder import split_in_place
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.daemon.processes.policy_host import main
-from gpuenergyd_policies.uniform import Uniform
+from gpuenergyd_other_policies.uniform import Uniform
 
 NUM_SPLIT = 6
 """Iterations with split backwards that the leader has to see before it goes back."""

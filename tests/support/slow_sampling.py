@@ -134,7 +134,6 @@ class _Counters:
         return self.read(gpu_uuid)
 
     def read_energy(self, gpu_uuid: str) -> EnergyReading:
-        """Read the energy alone."""
         begin_ns = self.clock.now_ns
         seen_ns = begin_ns + self.clock.random.randint(0, self.read_ns)
         self.clock.advance(self.read_ns)

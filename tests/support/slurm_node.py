@@ -84,7 +84,6 @@ class SlurmNode:
         return self.start(command).wait(LIMIT_S)
 
     def cancel_all(self) -> None:
-        """Cancel all jobs."""
         subprocess.run(["scancel", "--user=root"], env=self.environment, check=True)
 
     def _output(self, *command: str) -> str:

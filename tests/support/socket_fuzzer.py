@@ -119,7 +119,6 @@ class Fuzzer:
         self.send_more(self.connected(is_framed=True))
 
     def connected(self, *, is_framed: bool) -> Connection:
-        """Return a new connection."""
         connection = Connection(socket.socket(socket.AF_UNIX), is_framed=is_framed)
         connection.socket.connect(self.settings.socket_path)
         self.selector.register(connection.socket, selectors.EVENT_READ, connection)
@@ -151,7 +150,6 @@ class Fuzzer:
                 connection.socket.shutdown(socket.SHUT_WR)
 
     def close(self, connection: Connection) -> None:
-        """Remove a connection."""
         self.selector.unregister(connection.socket)
         connection.socket.close()
 
@@ -219,7 +217,6 @@ class Fuzzer:
         }
 
     def clock_socket(self) -> socket.socket:
-        """Return a socket for clock requests."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.connect(self.settings.clock_socket_path)
         connection.setblocking(False)
@@ -268,7 +265,6 @@ class Fuzzer:
         return False
 
     def check(self, answer: bytes) -> None:
-        """Check one reply."""
         head, _, body = answer.partition(b"\r\n\r\n")
         # The reply repeats the HTTP version of the request, which may be corrupted.
         assert re.match(rb"HTTP/\d\.\d \d{3} ", head), f"no HTTP: {answer[:200]!r}"
@@ -300,7 +296,6 @@ def answer_length(received: bytearray, *, is_last: bool) -> int | None:
 
 
 def main() -> int:
-    """Run the fuzzer."""
     settings = Settings(**json.loads(sys.argv[1]))
     if settings.uid is not None:
         os.setgroups([])

@@ -77,7 +77,6 @@ class _AfterWork(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Any, gpu: Work, time_s: float) -> Any:
-        """Return the input."""
         ctx.gpu, ctx.time_s = gpu, time_s
         return x.view_as(x)
 
@@ -111,5 +110,4 @@ class StepRecord:
 
 
 def path_of_steps(folder: Path, rank: int) -> Path:
-    """Return the file with the steps of a rank."""
     return folder / f"steps-{rank}.jsonl"

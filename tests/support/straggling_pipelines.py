@@ -49,7 +49,6 @@ class ThinkingPolicy:
     activity = None
 
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan:
-        """Return the policy's plan."""
         del job_id, policy
         plan = self.policy.next_plan(view)
         if self.rounds:

@@ -115,11 +115,9 @@ class SystemdHost:
         return done.stdout
 
     def systemctl(self, *arguments: str) -> str:
-        """Run systemctl on the host."""
         return self.run("systemctl", *arguments)
 
     def property_of(self, unit: str, name: str) -> str:
-        """Return a property of a unit."""
         return self.systemctl("show", "--value", f"--property={name}", unit).strip()
 
     def main_pid(self, unit: str) -> int:

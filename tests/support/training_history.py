@@ -43,7 +43,6 @@ class TrainingJob:
 
     @property
     def record(self) -> JobRecord:
-        """The start of the job."""
         return JobRecord(
             self.job_id, self.job_name, self.run_key, self.dp_rank, "bubble-aware", "1f1b", "torch", True,
             self.num_gpus, 8, 0.0, self.uid, self.started_at, self.tags,

@@ -73,7 +73,6 @@ class TwoHosts:
 
     @property
     def run_folder(self) -> Path:
-        """Work folder."""
         return self.folder
 
     def start_daemons(self) -> None:
@@ -217,7 +216,6 @@ class TwoHosts:
         return statuses
 
     def kill_training(self) -> None:
-        """Kill all ranks."""
         pids = [pid for pid in self.pids() if pid] if self.progress_path.exists() else []
         if self.launcher is not None:
             with contextlib.suppress(ProcessLookupError):

@@ -34,7 +34,6 @@ class TargetLatencies:
     seed: int = 0
 
     def median_s(self, sm_clock_mhz: int) -> float:
-        """Return the median of changes to a clock."""
         share = random.Random(f"{self.seed}/{sm_clock_mhz}").random()
         return float(self.min_median_s * (self.max_median_s / self.min_median_s) ** share)
 

@@ -47,7 +47,6 @@ class PolicyInProcess:
     activity = None
 
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan:
-        """Return the policy's plan."""
         assert policy == "under-test"
         self.views.setdefault(job_id, []).append(view)
         return self._policies.setdefault(job_id, self.make()).next_plan(view)
@@ -57,7 +56,6 @@ class PolicyInProcess:
         assert policy == "under-test"
 
     async def drop_job(self, job_id: str) -> None:
-        """Drop the policy of a job."""
         self._policies.pop(job_id, None)
 
 
@@ -68,7 +66,6 @@ class CountingPastJobs(PastJobStore):
     read_for: list[int] = field(default_factory=list)
 
     async def recall(self, uid: int, gpu_model_name: str) -> tuple[PastJob, ...]:
-        """Return past jobs."""
         try:
             return await super().recall(uid, gpu_model_name)
         finally:
@@ -153,7 +150,6 @@ class DaemonTraining(VirtualTraining):
         self._jobs.release(RankRelease(self._tokens[0]), ME)
 
     def feed(self, event: Event) -> None:
-        """Say to the daemon what the training has to say."""
         match event:
             case RankJoined():
                 pass  # by join()

@@ -18,7 +18,6 @@ class CalledRequest(NamedTuple):
     act: Callable[[], object]
 
     def __call__(self) -> None:
-        """Call the function."""
         self.act()
 
     def datagram(self) -> None:
@@ -126,7 +125,6 @@ class VirtualDevice:
     # EventDevice
 
     def make_event(self) -> VirtualEvent:
-        """Return a new event."""
         self.num_events += 1
         return VirtualEvent()
 
@@ -141,7 +139,6 @@ class VirtualDevice:
         event.at_ns = self._stream_ns
 
     def has_completed(self, event: VirtualEvent) -> bool:
-        """Return whether the device has reached an event."""
         self._check("has_completed")
         return event.at_ns <= self._now_ns()
 

@@ -30,16 +30,13 @@ class Wait:
     own_time_s: float
 
     def time_s(self, sm_clock_mhz: int) -> float:  # noqa: ARG002  any clock
-        """Return its time."""
         return self.own_time_s
 
     def power_w(self, sm_clock_mhz: int) -> float:
-        """Return the power of a waiting GPU."""
         return a100_waiting_power_w(sm_clock_mhz)
 
 
 def phase_work() -> dict[tuple[int, InstructionKind], Work]:
-    """Return the work of each phase."""
     return {
         (0, F): A100Work(0.0120, 0.0382, 0.25),
         (0, B): A100Work(0.0270, 0.0660, 0.27),

@@ -44,7 +44,6 @@ class KeptRecords:
     writes: list[Callable[[Record], None]] = field(default_factory=list)
 
     def write(self, record: Record) -> None:
-        """Keep a record."""
         self.records.append(record)
         for write in self.writes:
             write(record)
@@ -60,7 +59,6 @@ class PolicyHere(FirstPolicy):
         self.policy = policy
 
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan | PolicyFailure:
-        """Return the policy's plan."""
         assert job_id == view.job_id
         assert policy
         plan = self.policy.next_plan(view)
@@ -127,11 +125,9 @@ class VirtualPipeline(LargeJob):
 
     @property
     def leader(self) -> PipelineLeader:
-        """The leader."""
         return self.leaders()[0]
 
     async def train(self, num_iterations: int, after_each: Callable[[], object] = lambda: None) -> None:
-        """Train for some iterations."""
         if not self.hosts:
             self.join()
         for _ in range(num_iterations):

@@ -108,5 +108,4 @@ class ReplicasOnHosts(VirtualReplicas):
 
 
 def name(number: int) -> str:
-    """Return what a replica is called."""
     return f"replica-{number}"

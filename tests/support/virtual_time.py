@@ -10,7 +10,6 @@ class VirtualTime:
     now_ns: int = 5_000_000_000
 
     def mono_ns(self) -> int:
-        """Return the present."""
         return self.now_ns
 
     def sleep(self, duration_s: float) -> None:

@@ -44,7 +44,6 @@ class WorkerLink(client.WorkerLink):
         *,
         sets_clocks: bool = True,
     ) -> None:
-        """Lease GPUs."""
         await self.do(AcquireLease(lease_id, tuple(gpu_uuids), owner, sets_clocks), pidfds)
 
     async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
@@ -78,7 +77,6 @@ class WorkerLink(client.WorkerLink):
         return (await self.do(ReopenGpus(tuple(gpu_uuids)))).identities
 
     async def ping(self) -> WorkerCounters:
-        """Return the worker's counters."""
         return await self.do(Ping())
 
     async def hand_over(self, token: str, keep_s: float) -> None:
@@ -90,7 +88,6 @@ class WorkerByMethods:
     """A fake of the worker port that does nothing: one method for each command, to override."""
 
     async def do(self, command: Command[ReplyT], pidfds: Sequence[int] = ()) -> ReplyT:
-        """Call the method of a command."""
         del pidfds
         return cast("ReplyT", await self._reply(command))
 
@@ -125,30 +122,25 @@ class WorkerByMethods:
         """Grant it."""
 
     async def restore(self, gpu_uuids: Sequence[str], reason: str) -> tuple[RestoreOutcome, ...]:
-        """Return no outcome."""
         del gpu_uuids, reason
         return ()
 
     async def lower_power_limit(
         self, lease_id: str, gpu_uuid: str, power_limit_w: float | None, owner: LeaseOwner
     ) -> float:
-        """Return the limit."""
         del lease_id, gpu_uuid, owner
         return 400.0 if power_limit_w is None else power_limit_w
 
     async def set_power_limit(self, lease_id: str, gpu_uuid: str, power_limit_w: float, owner: LeaseOwner) -> float:
-        """Return the limit."""
         return await self.lower_power_limit(lease_id, gpu_uuid, power_limit_w, owner)
 
     async def set_power_profile(
         self, lease_id: str, gpu_uuid: str, power_profile: int | None, owner: LeaseOwner
     ) -> tuple[int, ...]:
-        """Return the profile."""
         del lease_id, gpu_uuid, owner
         return () if power_profile is None else (power_profile,)
 
     async def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
-        """Return no process."""
         del gpu_uuid
         return ()
 
@@ -161,6 +153,5 @@ class WorkerByMethods:
         """Do nothing."""
 
     async def reopen_gpus(self, gpu_uuids: Sequence[str]) -> tuple[GpuIdentity, ...]:
-        """Return no GPU."""
         del gpu_uuids
         return ()

@@ -45,7 +45,6 @@ class Received:
     lost: list[str] = field(default_factory=list)
 
     def __call__(self, event: LinkEvent) -> None:
-        """Record an event."""
         match event:
             case Samples():
                 self.samples.extend(event.samples)
@@ -59,7 +58,6 @@ class Received:
                 self.lost.append(event.reason)
 
     def health(self, gpu_uuid: str) -> GpuHealth:
-        """Return the last health received for a GPU."""
         return next((c.health for c in reversed(self.health_changes) if c.gpu_uuid == gpu_uuid), GpuHealth.OK)
 
 
@@ -196,5 +194,4 @@ def run(main: Awaitable[None]) -> None:
 
 
 def request_clock(link: WorkerLink, gpu_uuid: str, sm_clock_mhz: int) -> None:
-    """Request a clock from now on."""
     link.request_clock(gpu_uuid, ClockRequest(sm_clock_mhz, time.monotonic_ns()))

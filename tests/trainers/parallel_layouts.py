@@ -29,11 +29,9 @@ class MegatronLayout:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the training."""
         return self.stage_width * self.pp
 
     def state_of(self, rank: int) -> "MegatronState":
-        """Return the parallel state of a rank."""
         j, first = rank % self.stage_width, rank - rank % self.stage_width
         tp, cp, dp = j % self.tp, j // self.tp % self.cp, j // (self.tp * self.cp)
         etp, ep, edp = j % self.etp, j // self.etp % self.ep, j // (self.etp * self.ep)
@@ -60,29 +58,23 @@ class MegatronState:
     expert_tensor: list[int]
 
     def get_tensor_model_parallel_group(self) -> list[int]:
-        """Return a group."""
         return self.tensor
 
     def get_context_parallel_group(self, *, check_initialized: bool = True) -> list[int]:
-        """Return a group."""
         del check_initialized
         return self.context
 
     def get_data_parallel_group(self) -> list[int]:
-        """Return a group."""
         return self.data
 
     def get_pipeline_model_parallel_group(self) -> list[int]:
-        """Return a group."""
         return self.pipeline
 
     def get_expert_model_parallel_group(self, *, check_initialized: bool = True) -> list[int]:
-        """Return a group."""
         del check_initialized
         return self.expert
 
     def get_expert_tensor_parallel_group(self, *, check_initialized: bool = True) -> list[int]:
-        """Return a group."""
         del check_initialized
         return self.expert_tensor
 
@@ -96,17 +88,13 @@ class SimpleTopology:
         self._ranks = {coordinate(*at): rank for rank, at in enumerate(product(*map(range, dims.values())))}
 
     def get_axis_names(self) -> list[str]:
-        """Return the axes."""
         return list(self._dims)
 
     def get_dim(self, axis: str) -> int:
-        """Return the length of an axis."""
         return self._dims[axis]
 
     def get_coord(self, rank: int) -> Any:
-        """Return the position of a rank."""
         return next(at for at, own in self._ranks.items() if own == rank)
 
     def get_rank(self, **at: int) -> int:
-        """Return the rank at a position."""
         return self._ranks[tuple(at[axis] for axis in self._dims)]  # type: ignore[index]  # tuples compare equal

@@ -71,7 +71,6 @@ class LoggedLines(logging.Handler):
         logging.getLogger("gpuenergyd").addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line."""
         self.warnings.append(record.getMessage())
 
 

@@ -30,13 +30,11 @@ class Program:
         self.graph = SimulatedGraph(self.device, self.stream)
 
     def capture(self) -> None:
-        """Capture the step."""
         with self.graph.capture():
             self.stream.launch(WORK)
             self.stream.launch(WORK)
 
     def attach(self) -> GraphHandle:
-        """Attach the graph."""
         return attach(
             self.graph,
             job="replays",

@@ -35,7 +35,6 @@ def make_module() -> Any:
             return loss
 
         def validation_step(self, batch: Any, _index: int) -> Any:
-            """Return the loss."""
             return self.layer(batch[0]).square().mean()
 
         def configure_optimizers(self) -> Any:

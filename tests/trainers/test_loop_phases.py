@@ -64,7 +64,6 @@ class _Timed(torch.nn.Module):  # type: ignore[name-defined, misc]  # as above
         class Scale(torch.autograd.Function):  # type: ignore[name-defined, misc]  # as above
             @staticmethod
             def forward(_context: Any, own: Any, scale: Any) -> Any:
-                """Return the product."""
                 return own * scale
 
             @staticmethod

@@ -60,7 +60,6 @@ class CountingTimers:
         self.calls: list[tuple[str, str]] = []
 
     def __call__(self, name: str, log_level: int | None = None) -> Any:
-        """Return the timer of a name."""
         del log_level
         return SimpleNamespace(
             start=lambda barrier=False: self.calls.append(("start", name)),  # noqa: ARG005  Megatron's signature

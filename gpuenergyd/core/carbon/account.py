@@ -50,8 +50,6 @@ class JobCarbon:
     priced_j: float
     unpriced_j: float
     host_power_w: float
-    model_scale: float
-    """Ratio of measured to modelled energy, by which the frontier is scaled."""
 
     @property
     def saved_by_plan_g(self) -> float | None:
@@ -116,7 +114,6 @@ def job_carbon(
         priced_j=fsum(slot.energy_j for slot, _ in priced),
         unpriced_j=fsum(slot.energy_j for slot in slots) - fsum(slot.energy_j for slot, _ in priced),
         host_power_w=host_power_w,
-        model_scale=scale,
     )
 
 

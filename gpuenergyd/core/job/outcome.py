@@ -129,11 +129,11 @@ def _find_outcome(job: Job, *, is_member: bool, is_observing: bool, waits_for: s
     return Outcome(OutcomeKind.TOO_EARLY, f"ended while {since}" if job.is_ended else since)
 
 
-def outcome_line(job: Job, *, is_member: bool = False, is_observing: bool = False, waits_for: str | None = None) -> str:
-    outcome = find_outcome(job, is_member=is_member, is_observing=is_observing, waits_for=waits_for)
+def outcome_line(job: Job, *, is_member: bool = False, waits_for: str | None = None) -> str:
+    outcome = find_outcome(job, is_member=is_member, waits_for=waits_for)
     saving = _saving(job)
-    text = outcome.text if saving is None or is_observing else f"{_result_text(saving)}; {outcome.text}"
-    return text if is_observing or not job.account else f"{text}; cost so far: {_cost_text(job.account)}"
+    text = outcome.text if saving is None else f"{_result_text(saving)}; {outcome.text}"
+    return f"{text}; cost so far: {_cost_text(job.account)}" if job.account else text
 
 
 def _under_plans(job: Job, num_tuned: int, *, is_member: bool) -> Outcome:  # noqa: PLR0911  one per outcome

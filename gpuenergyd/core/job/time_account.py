@@ -66,7 +66,6 @@ class OpenIteration:
     """Whether its plan was in force from start to end, so that its cost is a reference for disturbed iterations."""
 
     def cost_s(self, full_speed_s: float) -> float:
-        """Return the cost of the iteration."""
         excess_s = self.time_s - max(full_speed_s, self.given_pace_s)
         return min(max(excess_s, -self.noise_s), self.explained_s + self.noise_s)
 

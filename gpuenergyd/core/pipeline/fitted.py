@@ -11,9 +11,8 @@ from gpuenergyd.core.pipeline.graph import (
     Schedule,
     dependency_graph,
 )
-from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
-from gpuenergyd.core.pipeline.timeline import iteration_energy_j, makespan_s
+from gpuenergyd.core.pipeline.timeline import makespan_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +85,6 @@ def fitted_rows(profile: PipelineProfile) -> tuple[FittedRow, ...]:
     )
 
 
-def clocks_of(plan: ClockPlan, schedule: Schedule, profile: PipelineProfile) -> dict[Instruction, int]:
-    """Return a plan's clock of each instruction of a schedule; the highest where the plan does not set one."""
-    clocks = {i: profile[i.instruction_class].at_max_clock.sm_clock_mhz for order in schedule.orders for i in order}
-    for rank in plan.ranks:
-        for instruction, clock_mhz in zip(schedule.orders[rank.pp_rank], rank.sm_clocks_mhz, strict=True):
-            clocks[instruction] = clock_mhz or clocks[instruction]
-    return clocks
-
-
 def with_clocks(profile: PipelineProfile, sm_clocks_mhz: Mapping[Instruction, int]) -> PipelineProfile:
     """Return a profile that also has options at the clocks of these instructions, interpolated if necessary."""
     wanted: dict[InstructionClass, set[int]] = {}
@@ -107,20 +97,3 @@ def with_clocks(profile: PipelineProfile, sm_clocks_mhz: Mapping[Instruction, in
         options = sorted((*own.options, *added), key=lambda option: -option.sm_clock_mhz)
         classes[key] = replace(own, options=tuple(options))
     return replace(profile, classes=classes)
-
-
-def time_and_energy(
-    graph: DependencyGraph, profile: PipelineProfile, sm_clocks_mhz: Mapping[Instruction, int]
-) -> tuple[float, float]:
-    """Return time (s) and energy (J) of an iteration at these clocks, without the latency of clock changes."""
-    options = [profile[i.instruction_class].at_clock(sm_clocks_mhz[i]) for i in graph.instructions]
-    durations_s = [option.time_s for option in options]
-    iteration_time_s = makespan_s(graph, durations_s)
-    energy_j = iteration_energy_j(
-        energies_j=[option.energy_j for option in options],
-        durations_s=durations_s,
-        iteration_time_s=iteration_time_s,
-        num_ranks=graph.num_ranks,
-        blocking_power_w=profile.blocking_power_w,
-    )
-    return iteration_time_s, energy_j

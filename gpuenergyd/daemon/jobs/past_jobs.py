@@ -274,7 +274,6 @@ class JobRuns:
         self.services.history.write(order_refusal_record(self._signature(), self.runner.job_id, command.reason))
 
     def store_curves(self, command: StoreCurves) -> None:
-        """Store the curves that this job has measured."""
         now, name = utc_at(time.monotonic_ns()), self.runner.job.description.job_name
         uuids = self.runner.job.ranks.gpu_uuids[:MAX_GPUS]
         job = PastJob(self.runner.job_id, name, now, command.learned, gpu_uuids=uuids)

@@ -162,7 +162,6 @@ class Jobs:
         self.services = replace(self.services, watcher=watcher, carbon_zone=carbon_zone)
 
     def runner(self, job_id: str) -> JobRunner | None:
-        """Return a job that has not ended."""
         return self._runners.get(job_id)
 
     def leader(self, job_id: str) -> RunningJob | None:

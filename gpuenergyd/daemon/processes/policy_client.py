@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from gpuenergyd.core.pipeline.fitted import FittedPipeline
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import JobView
+from gpuenergyd.core.policy_api.power import PowerDecision
 from gpuenergyd.daemon.processes.launch import PolicyChannel, StartPolicyHost
 from gpuenergyd.daemon.processes.plugins import policy_options
 from gpuenergyd.daemon.processes.policy_host import MAX_LINE_BYTES, PlanAnswer, PlanRequest, ServiceTask
-from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply
+from gpuenergyd.daemon.processes.power_queries import PowerQuery
 from gpuenergyd.daemon.processes.target_queries import TargetQuery, TargetReply
 from gpuenergyd.daemon.processes.view_delta import ViewSender
 from gpuenergyd.errors import GpuError, ProtocolError
@@ -100,7 +101,6 @@ class PolicyClient:
         return answer.plan or PolicyFailure(answer.error or "the policy returned no plan")
 
     async def fitted(self, job_id: str, policy: str, view: JobView) -> FittedPipeline | PolicyFailure:
-        """Return the model that the policy has fitted to a job, or a failure."""
         answer = await self._send(PlanRequest(0, job_id, policy, is_fit=True), view)
         return answer.fitted or PolicyFailure(answer.error or "the policy returned no profile")
 
@@ -114,7 +114,7 @@ class PolicyClient:
         answer = await self._send(PlanRequest(0, "", task.name, task=task))
         return answer.result.text if answer.result else PolicyFailure(answer.error or f"{task.name} returned nothing")
 
-    async def divide_power(self, query: PowerQuery) -> PowerReply | PolicyFailure:
+    async def divide_power(self, query: PowerQuery) -> PowerDecision | PolicyFailure:
         """Return a budget divided among jobs, or a failure."""
         answer = await self._send(PlanRequest(0, "", query.power_target, power=query))
         return answer.power or PolicyFailure(answer.error or "the power target policy returned no shares")

@@ -20,10 +20,10 @@ import gpuenergyd
 from gpuenergyd.core.pipeline.fitted import FittedPipeline
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
-from gpuenergyd.core.policy_api.power import PowerTargetPolicy
+from gpuenergyd.core.policy_api.power import PowerDecision, PowerTargetPolicy
 from gpuenergyd.core.policy_api.target_policy import TargetPolicy
 from gpuenergyd.daemon.processes.plugins import load_policy, load_power_target, load_target_policy, load_task
-from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply, answer_power
+from gpuenergyd.daemon.processes.power_queries import PowerQuery, answer_power
 from gpuenergyd.daemon.processes.target_queries import TargetQuery, TargetReply, answer_target
 from gpuenergyd.daemon.processes.view_delta import ViewDifference, ViewReceiver
 from gpuenergyd.log_lines import configure_logging
@@ -89,7 +89,7 @@ class PlanAnswer:
     target: TargetReply | None = None
     result: TaskResult | None = None
     host_pid: int | None = None
-    power: PowerReply | None = None
+    power: PowerDecision | None = None
     fitted: FittedPipeline | None = None
     activity: str | None = None
     """What delays the answer, for instance compiling; the answer itself follows."""

@@ -16,24 +16,15 @@ class PowerQuery:
     view: PowerView
 
 
-@dataclass(frozen=True, slots=True)
-class PowerReply:
-    """The decision, and the ids of the jobs whose frontier is known."""
-
-    decision: PowerDecision
-    known_jobs: tuple[str, ...] = ()
-
-
 def answer_power(
     divider: PowerTargetPolicy,
     query: PowerQuery,
     policies: Mapping[str, ClockPolicy],
     views: Mapping[str, JobView],
-) -> PowerReply:
+) -> PowerDecision:
     """Return the policy's decision with the frontiers of the jobs' clock policies."""
     jobs = tuple(_with_frontier(job, policies.get(job.job_id), views.get(job.job_id)) for job in query.view.jobs)
-    decision = divider.divide(replace(query.view, jobs=jobs))
-    return PowerReply(decision, tuple(job.job_id for job in jobs if job.frontier))
+    return divider.divide(replace(query.view, jobs=jobs))
 
 
 def _with_frontier(job: PowerJobView, policy: ClockPolicy | None, view: JobView | None) -> PowerJobView:

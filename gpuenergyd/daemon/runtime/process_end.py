@@ -31,7 +31,6 @@ class ProcessEnd:
 
 
 def process_end(pid: int, pidfd: int) -> ProcessEnd:
-    """Return how an ended process ended."""
     status = _zombie_status(pid)
     if status is None:
         status = _reaped_status(pidfd)

@@ -1,6 +1,6 @@
 """The summary of one job, computed from its single iterations and its blocks of merged iterations."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from gpuenergyd.store.reader import Reader, Row
 from gpuenergyd.store.reading.iterations import Iterations, all_iterations
 from gpuenergyd.store.reading.summary_inputs import SummaryInputs
 from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
+from gpuenergyd.store.records import known_sum
 
 if TYPE_CHECKING:
     from gpuenergyd.core.job.measurements.savings import Interval, Point
@@ -178,13 +179,13 @@ def job_summary(job: Row, inputs: SummaryInputs, time_range: TimeRange = ALL_TIM
         num_iterations=sum(each.num_iterations for each in in_range),
         num_measured_iterations=sum(each.num_measured for each in regular),
         duration_s=duration_s,
-        energy_j=_sum(each.sum_energy_j for each in regular),
-        iterations_energy_j=_sum(each.sum_energy_j for each in in_range),
+        energy_j=known_sum(each.sum_energy_j for each in regular),
+        iterations_energy_j=known_sum(each.sum_energy_j for each in in_range),
         num_estimated_iterations=sum(each.num_estimated for each in in_range),
         num_baseline_iterations=baseline.num_iterations,
         num_tuned_iterations=tuned.num_iterations,
         num_profile_iterations=sum(each.num_iterations for each in profiled),
-        profile_energy_j=_sum(each.sum_energy_j for each in profiled),
+        profile_energy_j=known_sum(each.sum_energy_j for each in profiled),
         predicted_iteration_time_s=last_plan.predicted_iteration_time_s if last_plan else None,
         predicted_energy_j=last_plan.predicted_energy_j if last_plan else None,
         lower_bound_j=last_plan.lower_bound_j if last_plan else None,
@@ -195,7 +196,7 @@ def job_summary(job: Row, inputs: SummaryInputs, time_range: TimeRange = ALL_TIM
         num_measured_profile_iterations=sum(each.num_measured for each in profiled),
         num_trial_iterations=sum(each.num_iterations for each in tried),
         trial_energy_j=(
-            _sum(each.sum_energy_j for each in tried)
+            known_sum(each.sum_energy_j for each in tried)
             if all(each.num_measured == each.num_iterations for each in tried)
             else None
         ),
@@ -259,11 +260,6 @@ def _points(iterations: Sequence[Iterations]) -> "list[Point]":
     from gpuenergyd.core.job.measurements.savings import Point  # noqa: PLC0415  reports of ended jobs need no statistics
 
     return [Point(i.first_index, i.median_time_s, i.median_energy_j, i.num_iterations) for i in iterations]
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
 
 
 def _bounds(interval: "Interval | None") -> tuple[float, float] | None:

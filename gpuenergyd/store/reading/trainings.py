@@ -67,7 +67,6 @@ class TrainingPart:
 
     @cached_property
     def key(self) -> RunKey:
-        """Information in its run key."""
         return parse_run_key(self.job.run_key)
 
     @property

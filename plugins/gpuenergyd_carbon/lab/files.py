@@ -45,7 +45,6 @@ def read_traces(paths: Sequence[Path]) -> tuple[HourlySeries, ...]:
 
 
 def is_trace(path: Path) -> bool:
-    """Return whether a file has the columns of a trace."""
     with io.StringIO(_text(path)[:4096]) as file:
         return {TIME_COLUMN, CARBON_COLUMN} <= set(next(csv.reader(file), ()))
 
@@ -86,7 +85,6 @@ def read_power_limit_profiles(paths: Sequence[Path]) -> Points:
 
 
 def is_power_limit_profile(path: Path) -> bool:
-    """Return whether a file has the columns of a power-limit profile."""
     with io.StringIO(_text(path)[:4096]) as file:
         header = next(csv.reader(file), [])
     return "elapsed_time" in header and any(_is_energy(column) for column in header)

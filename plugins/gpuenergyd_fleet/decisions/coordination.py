@@ -75,8 +75,6 @@ class FleetDecision:
     leases: Mapping[str, Lease]
     limit_w: float
     """The lowest of the budget and the limits of the active events."""
-    held_w: float
-    """The most power that all hosts together may draw now, before the new leases."""
     silent: tuple[str, ...] = ()
     trouble: str | None = None
 
@@ -109,9 +107,7 @@ class _Decision:
         for own in sorted(connected, key=lambda own: wanted[own.host] - own.held.most_w(self.now_s, rules.margin_s)):
             self._hand_out(own, wanted[own.host], end_s, self._fallback(own, connected, silent), is_over=is_over)
         limit_w = self._limits_w[self.now_s]
-        return FleetDecision(
-            self.leases, limit_w, held_w, tuple(own.host for own in silent), self._trouble(silent, limit_w)
-        )
+        return FleetDecision(self.leases, limit_w, tuple(own.host for own in silent), self._trouble(silent, limit_w))
 
     # --- the limit over time ---
 
@@ -278,7 +274,6 @@ class _Decision:
             self._most_w[at_s] += self._more_w(own, lease, at_s)
 
     def _differs(self, before: Lease, fallback: tuple[Fallback, ...], own: FleetHost) -> bool:
-        """Return whether a fallback differs from the one that the host knows."""
         margin_s, share_w = self.rules.margin_s, own.held.share_w
         tolerance_w = self.rules.step_ratio * share_w
         known, new = Lease(0, 0.0, -math.inf, before.fallback), Lease(0, 0.0, -math.inf, fallback)

@@ -31,7 +31,6 @@ class IdleSpans:
     """End and length of each."""
 
     def record(self, end_s: float, length_s: float) -> None:
-        """Record a span that work has ended."""
         if length_s >= self.after_s:
             self._spans.append((end_s, length_s))
         while self._spans and self._spans[0][0] < end_s - _KEPT_S:

@@ -60,7 +60,6 @@ class ModelSaving:
         self._energy_j[has_context] += power_w * time_s
 
     def add_bracket(self, raised_w: float, lowered_w: float) -> None:
-        """Add a bracket."""
         self.brackets_w = [*self.brackets_w, raised_w - lowered_w][-_MAX_KEPT:]
         num = len(self.brackets_w)
         if num < 2:

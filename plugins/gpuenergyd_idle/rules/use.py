@@ -56,7 +56,6 @@ class UseReading:
 
 
 def use_of(reading: UseReading) -> GpuUse:
-    """Return what a GPU is used for."""
     if reading.utilization_ratio is None:
         return GpuUse.UNKNOWN
     if reading.utilization_ratio > 0:

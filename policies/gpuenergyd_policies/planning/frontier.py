@@ -3,7 +3,6 @@
 Pure functions of a dependency graph and a profile, without GPUs, sockets or files.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -148,7 +147,6 @@ def solve_with_frontier(
     deadline_s: float,
     forced: bool = False,
     num_points: int = 64,
-    thin_tolerance: float | None = None,
     effort: Effort = Effort.FULL,
 ) -> tuple[SolvedPlan, Frontier]:
     """Return the results of `solve` and of `frontier` (up to T*) from a single sweep.
@@ -157,7 +155,7 @@ def solve_with_frontier(
         ProfileError: a class of the graph was not measured.
         TargetError: the deadline is below T_min.
     """
-    problem = make_problem(graph, profile, thin_tolerance)
+    problem = make_problem(graph, profile)
     wanted = later_deadlines_s(useful_s(deadline_s, problem.min_time_s, problem.slowest_time_s))
     spread = _spread_deadlines_s(problem, num_points, until_slowest=False)
     sweep = problem.sweep(np.concatenate([wanted, spread]), stop_early=False)
@@ -193,12 +191,8 @@ def solved_plan(
     *,
     forced: bool,
     effort: Effort,
-    more_durations_s: Sequence[FloatArray] = (),
 ) -> SolvedPlan:
-    """Return the plan for the first of these deadlines, which are the sweep's first rows.
-
-    `more_durations_s` are further candidates for rounding.
-    """
+    """Return the plan for the first of these deadlines, which are the sweep's first rows."""
     wanted_s, row = float(deadlines_s[0]), 0
     rows = list(range(len(deadlines_s)))
     least_s = max(problem.min_time_s, sweep.min_energy_time_s)
@@ -206,8 +200,7 @@ def solved_plan(
         wanted_s, row = min(wanted_s, least_s), len(sweep.durations_s) - 1
         rows = [row]
     bound_j = float(problem.cost_bounds_j(sweep, np.array([row]), np.array([wanted_s]))[0])
-    durations = [*(sweep.durations_s[r] for r in rows), *more_durations_s]
-    plan = problem.best_rounding(durations, wanted_s, forced=forced, effort=effort)
+    plan = problem.best_rounding([sweep.durations_s[r] for r in rows], wanted_s, forced=forced, effort=effort)
     if effort is not Effort.QUICK:
         plan = problem.improved(plan, wanted_s, cost_bound_j=bound_j, effort=effort)
     waiting_w = problem.tables.idle_power_w

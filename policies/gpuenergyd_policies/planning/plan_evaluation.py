@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile
 from gpuenergyd.core.pipeline.timeline import Timeline, iteration_energy_j, timeline
-from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflineRequest
-from gpuenergyd.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +18,6 @@ class PlanEvaluation:
 
     @property
     def iteration_time_s(self) -> float:
-        """Iteration time of these clocks."""
         return self.timeline.iteration_time_s
 
 
@@ -62,36 +59,3 @@ def rank_orders(graph: DependencyGraph) -> tuple[tuple[Instruction, ...], ...]:
     for instruction in graph.instructions:
         orders[instruction.pp_rank].append(instruction)
     return tuple(tuple(order) for order in orders)
-
-
-def unproven_plan(request: OfflineRequest, chosen: PlanEvaluation, *, solve_cpu_s: float) -> OfflinePlan:
-    """Return an offline plan with these clocks for the request's graph, without a lower bound.
-
-    Raises:
-        UsageError: the request leaves the order to the planner, or has a power cap.
-    """
-    require_plain(request)
-    reference = baseline(request.baseline_graph, request.profile)
-    own = baseline(request.graph, request.profile)
-    return OfflinePlan(
-        orders=rank_orders(request.graph),
-        sm_clocks_mhz=dict(zip(request.graph.instructions, chosen.sm_clocks_mhz, strict=True)),
-        baseline_time_s=reference.iteration_time_s,
-        baseline_energy_j=reference.energy_j,
-        iteration_time_s=chosen.iteration_time_s,
-        energy_j=chosen.energy_j,
-        lower_bound_j=None,
-        solve_cpu_s=solve_cpu_s,
-        own_order_time_s=own.iteration_time_s,
-        own_order_energy_j=own.energy_j,
-    )
-
-
-def require_plain(request: OfflineRequest) -> None:
-    """Raise UsageError if the request needs a choice of order or a power cap, which simple planners do not support."""
-    if request.order_limits:
-        raise UsageError("--schedule auto: only policy bubble-aware chooses the order")
-    if request.is_flattest:
-        raise UsageError("--flattest: only policy bubble-aware chooses plans by how much their power swings")
-    if request.power_cap is not None:
-        raise UsageError(f"--power-cap-w {request.power_cap.power_w:g}: only policy bubble-aware plans under a cap")

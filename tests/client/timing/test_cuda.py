@@ -36,7 +36,6 @@ class _Event:
         self.at_s = time.monotonic()
 
     def query(self) -> bool:
-        """Return whether the event has completed."""
         self._log("query")
         return True if self.is_external else self.at_s is not None
 
@@ -63,13 +62,11 @@ class _Graph:
     is_capturing = False
 
     def capture_begin(self, *, fails: bool = False) -> None:
-        """Begin a capture."""
         if fails:
             raise RuntimeError("no memory pool")
         type(self).is_capturing = True
 
     def capture_end(self) -> None:
-        """End a capture."""
         type(self).is_capturing = False
 
     def replay(self, suffix: str = "") -> str:

@@ -88,7 +88,6 @@ def program(device: VirtualDevice) -> Iterator[Program]:
 
 
 def begins_ms(times: IterationTimes) -> list[float]:
-    """Return the begin of each instruction, in ms from the begin of the iteration."""
     return [(begin - times.begin_mono_ns) / NS_PER_MS for *_, begin, _ in times.instructions]
 
 

@@ -60,7 +60,6 @@ class Request:
         return self._datagram
 
     def give_up_socket(self) -> None:
-        """Count."""
         type(self).num_given_up += 1
 
 

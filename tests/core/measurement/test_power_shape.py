@@ -17,7 +17,6 @@ MS, S = 1_000_000, 1_000_000_000
 
 
 def counter(powers_w: Sequence[tuple[int, float]], edges: Sequence[tuple[int, float]]) -> EnergyCounter:
-    """Return a counter with readings of power and with edges."""
     made = EnergyCounter(900.0)
     for at_ns, power_w in powers_w:
         made.record_power(at_ns, power_w)

@@ -19,7 +19,6 @@ SCHEDULE = one_forward_one_backward(4, 8)
 
 
 def constant(clock_mhz: int | None, plan_id: str = "p") -> ClockPlan:
-    """Return a plan with one clock for all instructions."""
     ranks = tuple(RankClocks(r, (clock_mhz,) * len(order)) for r, order in enumerate(SCHEDULE.orders))
     return ClockPlan(plan_id, PlanPurpose.TUNED, ranks)
 

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,24 +14,15 @@ from gpuenergyd.daemon.api.plugin_routes import PluginRoutes, plugin_routes
 from gpuenergyd.daemon.api.routes import ROUTES
 from tests.support.api_server import server_of
 from tests.support.documents import blocks
-from tests.support.installed_distribution import install_distribution
+from tests.support.installed_distribution import install_distribution, site_of
 from tests.support.job_stage import Stage
 from tests.support.waiting import LIMIT_S
 
 PAGE = ROOT / "docs" / "how-to" / "write-a-plugin.md"
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yield a folder for packages of plugins, whose routes are searched for anew."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    plugin_routes.cache_clear()
-    yield tmp_path
-    plugin_routes.cache_clear()
+site = site_of(plugin_routes.cache_clear)
 
 
 def install(site: Path, **routes: str) -> None:
-    """Install a distribution with these routes."""
     install_distribution(site, "plugin", "gpuenergyd.routes", routes)
 
 

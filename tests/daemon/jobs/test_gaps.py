@@ -20,7 +20,6 @@ class _JumpingLoop(asyncio.SelectorEventLoop):
         self._now_s = 1000.0
 
     def time(self) -> float:
-        """Return the loop's own time."""
         return self._now_s
 
     def _run_once(self) -> None:

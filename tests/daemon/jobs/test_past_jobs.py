@@ -35,7 +35,6 @@ class Written:
     records: list[Record] = field(default_factory=list)
 
     def write(self, record: Record) -> None:
-        """Keep a record."""
         self.records.append(record)
 
 

@@ -29,17 +29,14 @@ class Notified:
     charged_s: list[float] = field(default_factory=list)
 
     def follow(self, runner: PipelineLeader, target: PerformanceTarget | None, reason: str = "") -> None:
-        """Follow."""
         if target is not None:
             runner.job.target = target
         self.followed.append((target, reason))
 
     def charge_others(self, _runner: PipelineLeader, excess_s: float) -> None:
-        """Keep."""
         self.charged_s.append(excess_s)
 
     def plan_excess_s(self, _runner: PipelineLeader) -> float:
-        """Return the given one."""
         return self.excess_s
 
 
@@ -56,7 +53,6 @@ class Clock:
 
 @pytest.fixture
 def clock() -> Iterator[Clock]:
-    """Return the clock that this test may set."""
     own = Clock()
     with patch.object(training_budget, "time", own):
         yield own

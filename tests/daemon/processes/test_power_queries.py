@@ -27,7 +27,6 @@ class WithFrontiers(FullSpeed):
         return POINTS[:2]
 
     def power_frontier(self, view: JobView) -> tuple[FrontierPoint, ...]:
-        """Return all points."""
         assert view.job_id
         return POINTS
 
@@ -36,7 +35,6 @@ class Broken(FullSpeed):
     """A policy whose frontier cannot be computed."""
 
     def power_frontier(self, view: JobView) -> tuple[FrontierPoint, ...]:
-        """Fail."""
         raise ZeroDivisionError(view.job_id)
 
 
@@ -47,9 +45,8 @@ def test_query_and_answer_survive_the_channel() -> None:
     assert answer.error is None
     again = decode(encode(answer), PlanAnswer, max_bytes=10_000)
     assert again.power is not None
-    assert again.power.known_jobs == ()
-    assert again.power.decision.shares[0].limit_w is None
-    assert again.power.decision.predicted_w == 900.0
+    assert again.power.shares[0].limit_w is None
+    assert again.power.predicted_w == 900.0
 
 
 def test_an_unknown_power_target_is_an_error() -> None:
@@ -61,9 +58,8 @@ def test_an_unknown_power_target_is_an_error() -> None:
 def test_the_frontier_for_power_goes_beyond_the_least_energy() -> None:
     view = replace(job_view(), job_id="job-1")
     low = replace(QUERY, view=replace(QUERY.view, budget_w=700.0))
-    reply = answer_power(WaterFill(), low, {"job-1": WithFrontiers()}, {"job-1": view})
-    assert reply.known_jobs == ("job-1",)
-    (share,) = reply.decision.shares
+    decision = answer_power(WaterFill(), low, {"job-1": WithFrontiers()}, {"job-1": view})
+    (share,) = decision.shares
     assert share.power_w == pytest.approx(600.0)
     assert share.iteration_time_s is not None
     assert 1.2 < share.iteration_time_s < 2.0
@@ -72,6 +68,5 @@ def test_the_frontier_for_power_goes_beyond_the_least_energy() -> None:
 def test_a_policy_that_fails_makes_its_job_unknown() -> None:
     view = replace(job_view(), job_id="job-1")
     low = replace(QUERY, view=replace(QUERY.view, budget_w=700.0))
-    reply = answer_power(WaterFill(), low, {"job-1": Broken()}, {"job-1": view})
-    assert reply.known_jobs == ()
-    assert reply.decision.shares[0].limit_w == pytest.approx(300.0)
+    decision = answer_power(WaterFill(), low, {"job-1": Broken()}, {"job-1": view})
+    assert decision.shares[0].limit_w == pytest.approx(300.0)

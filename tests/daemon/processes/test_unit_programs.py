@@ -132,7 +132,6 @@ class Unit:
         return [int(line) for line in self.guard_pids.read_text().splitlines()]
 
     def link(self, *, time_limit_s: float = LIMIT_S) -> PolicyClient:
-        """Return a client of this unit."""
         return PolicyClient(
             lambda: connect_policy_unit(self.path), time_limit_s=time_limit_s, first_time_limit_s=time_limit_s
         )

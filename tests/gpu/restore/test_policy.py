@@ -24,7 +24,6 @@ KEEP = RestoreRules(RestorePolicy.KEEP)
 
 @pytest.fixture
 def journal(site: Site) -> Journal:
-    """The journal of that site."""
     return Journal(site.folder / "journal.json")
 
 

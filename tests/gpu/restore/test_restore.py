@@ -14,7 +14,6 @@ from tests.gpu.restore.test_journal import entry
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Journal:
-    """An empty journal."""
     return Journal(tmp_path / "journal.json")
 
 

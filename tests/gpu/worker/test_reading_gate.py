@@ -38,16 +38,13 @@ class Driver:
         self.details_now = GpuDetails()
 
     def read(self, gpu_uuid: str) -> GpuReading:
-        """Return all values."""
         assert gpu_uuid == GPU
         return self.reading
 
     def read_energy(self, gpu_uuid: str) -> EnergyReading:
-        """Return the energy counter."""
         return EnergyReading(self.reading.read_mono_ns, 0, self.read(gpu_uuid).total_energy_j)
 
     def details(self, gpu_uuid: str) -> GpuDetails:
-        """Return the settings."""
         assert gpu_uuid == GPU
         return self.details_now
 

@@ -26,7 +26,6 @@ class Clock:
     now_s = 0.0
 
     def silence(self, pid: int | None) -> Silence:
-        """Return a silence from now on."""
         return Silence(pid, 6.0, lambda: self.now_s, lambda _: 0.0)
 
 

@@ -31,11 +31,9 @@ class Kept:
     records: list[Record] = field(default_factory=list)
 
     def write(self, record: Record) -> None:
-        """Keep the record."""
         self.records.append(record)
 
     def intensities(self) -> list[IntensityRecord]:
-        """Return the intensity records."""
         return [record for record in self.records if isinstance(record, IntensityRecord)]
 
 

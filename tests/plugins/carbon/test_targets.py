@@ -35,8 +35,8 @@ from gpuenergyd_carbon.feed import CarbonFeed
 from gpuenergyd_carbon.policy.target import CarbonTarget
 from gpuenergyd_carbon.rules.grid_clock import GridClock
 from gpuenergyd_carbon.targets import CarbonTargets
-from gpuenergyd_policies.envelope import Envelope
-from gpuenergyd_policies.uniform import Uniform
+from gpuenergyd_other_policies.envelope import Envelope
+from gpuenergyd_other_policies.uniform import Uniform
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.policies.bubble_aware.test_control_loop import training
 from tests.support.examples import examples
@@ -59,11 +59,9 @@ class Kept:
     records: list[Record] = field(default_factory=list)
 
     def write(self, record: Record) -> None:
-        """Keep the record."""
         self.records.append(record)
 
     def targets(self) -> list[TargetRecord]:
-        """Return the target records."""
         return [record for record in self.records if isinstance(record, TargetRecord)]
 
 
@@ -85,7 +83,6 @@ class Following:
 
     @property
     def job_id(self) -> str:
-        """The job's id."""
         return self.run.job.description.job_id
 
     @property
@@ -96,7 +93,6 @@ class Following:
     carbon_zones: frozenset[str] = frozenset()
 
     def handle(self, event: Event) -> None:
-        """Pass an event on."""
         if isinstance(event, TrialPermissionChanged) and event.refusal is not None:
             self.reasons.append(event.refusal)
         self.run.feed(event)

@@ -253,7 +253,6 @@ def free_port() -> int:
 
 @contextmanager
 def prometheus(folder: Path, scraped_port: int) -> Iterator[int]:
-    """Run Prometheus and return its port."""
     assert PROMETHEUS is not None
     port = free_port()
     targets = json.dumps([f"{name}:{scraped_port}" for name in names_of_this_host()])

@@ -47,7 +47,6 @@ class VirtualBudgetDaemon:
 
     @property
     def budget_w(self) -> float:
-        """The budget in force."""
         budget = budget_in_force(self.share_w, self.requested, (), self.now_at)
         assert budget is not None
         return budget.budget_w

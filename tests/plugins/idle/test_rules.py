@@ -51,7 +51,6 @@ class Card:
                 self.is_low = order is Order.LOWER
 
     def idle_for(self, time_s: float, **values: object) -> None:
-        """Stay idle for a time."""
         self.read(round(time_s * 10), **values)
 
 

@@ -46,7 +46,6 @@ class Host:
             self.service._followed[GPU].num_processes = 1
 
     def is_lowered(self) -> bool:
-        """Return whether the GPU is to be lowered."""
         return GPU in self.parts.ceilings.idle_clocks
 
     def of_gpu(self) -> dict[str, Any]:

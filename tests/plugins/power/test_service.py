@@ -14,7 +14,7 @@ from gpuenergyd.core.policy_api.policy import FrontierPoint
 from gpuenergyd.core.policy_api.power import PowerDecision
 from gpuenergyd.daemon.capped_worker import CappedWorker
 from gpuenergyd.daemon.processes.policy_client import PolicyFailure
-from gpuenergyd.daemon.processes.power_queries import PowerQuery, PowerReply
+from gpuenergyd.daemon.processes.power_queries import PowerQuery
 from gpuenergyd.daemon.settings import REFUSED_IN_OBSERVE, load_settings
 from gpuenergyd.errors import JobError, UsageError
 from gpuenergyd.gpu.link.messages import GpuSample
@@ -37,7 +37,7 @@ class Divider:
     queries: list[PowerQuery] = field(default_factory=list)
     failure: str | None = None
 
-    async def divide_power(self, query: PowerQuery) -> PowerReply | PolicyFailure:
+    async def divide_power(self, query: PowerQuery) -> PowerDecision | PolicyFailure:
         """Return the division, or fail."""
         self.queries.append(query)
         if self.failure is not None:
@@ -46,7 +46,7 @@ class Divider:
             replace(job, frontier=FRONTIER if job.can_follow else (), slows_for_power=True) for job in query.view.jobs
         )
         decision: PowerDecision = WaterFill().divide(replace(query.view, jobs=jobs))
-        return PowerReply(decision)
+        return decision
 
 
 class Host:
@@ -96,8 +96,6 @@ class Host:
 
 
 def on_host(*answers: ClockPlan, **given: Any) -> Callable[[Callable[[Host], Awaitable[None]]], Callable[[Path], None]]:
-    """Make a test of a scenario on a host."""
-
     def test_of(scenario: Callable[[Host], Awaitable[None]]) -> Callable[[Path], None]:
         def test(tmp_path: Path) -> None:
             async def run() -> None:

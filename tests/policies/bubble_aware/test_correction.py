@@ -22,7 +22,6 @@ LONG = 1 + TUNING.min_iterations_to_keep_budget
 
 @pytest.fixture(scope="module")
 def job() -> tuple[JobView, ClockPlan]:
-    """A job with a plan in force."""
     run = random_job(3006).training(BubbleAware(), JobRules())
     run.run(16)
     view = run.job.view()

@@ -26,7 +26,6 @@ class LateBelowTop:
         return self.usual.time_s(sm_clock_mhz) * (1.005 if sm_clock_mhz < CLOCKS_MHZ[0] else 1.0)
 
     def power_w(self, sm_clock_mhz: int) -> float:
-        """Return what it draws at a clock."""
         return self.usual.power_w(sm_clock_mhz)
 
 

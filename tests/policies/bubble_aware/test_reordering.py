@@ -92,7 +92,6 @@ class Ran:
 
     @property
     def advice(self) -> OrderAdvice:
-        """The newest advice."""
         found = self.training.job.knowledge.reordering.advice
         assert found is not None
         return found

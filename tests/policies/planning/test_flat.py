@@ -9,6 +9,9 @@ from gpuenergyd.core.pipeline.power_swing import PowerWave, band_energy_w2, harm
 from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import TargetError, UsageError
+from gpuenergyd_other_policies.uniform import plan_offline as plan_uniform
+from gpuenergyd_plan.offline.bubble_aware import plan_offline
+from gpuenergyd_plan.offline.order_choice import plan_order
 from gpuenergyd_policies.full_speed import plan_offline as plan_full_speed
 from gpuenergyd_policies.planning.capped.plan import wave_of
 from gpuenergyd_policies.planning.compiled import floats, ints
@@ -16,11 +19,8 @@ from gpuenergyd_policies.planning.flat.kernels import Band, FlatOptions, FlatSta
 from gpuenergyd_policies.planning.flat.orders import flattest_order
 from gpuenergyd_policies.planning.flat.plan import EXTRA_ENERGY_RATIO, flat_plan
 from gpuenergyd_policies.planning.frontier import Effort, SolvedPlan, solve
-from gpuenergyd_policies.planning.offline import plan_offline
-from gpuenergyd_policies.planning.orders.choice import plan_order
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
-from gpuenergyd_policies.uniform import plan_offline as plan_uniform
 from tests.policies.planning.orders.cases import full_speed_time_s, split_profile
 from tests.policies.planning.pipelines import Pipeline, plain_pipeline, random_pipelines
 from tests.support.examples import examples

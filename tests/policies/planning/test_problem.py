@@ -11,7 +11,7 @@ from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import ScheduleError, TargetError
 from gpuenergyd_policies.planning.frontier import frontier
-from gpuenergyd_policies.planning.inflight import requested_caps
+from gpuenergyd_policies.planning.offline_requests import requested_caps
 from gpuenergyd_policies.planning.problem import Effort, later_deadlines_s, make_problem, useful_s
 from tests.policies.planning.pipelines import B, F, plain_pipeline
 

@@ -33,7 +33,6 @@ class AmdHost:
         )
 
     def identities(self) -> tuple[GpuIdentity, ...]:
-        """Return the GPUs of this host."""
         return self._identities
 
     def observe_only_reasons(self) -> Mapping[str, str]:
@@ -41,7 +40,6 @@ class AmdHost:
         return {}
 
     def read(self, gpu_uuid: str) -> GpuReading:
-        """Return a reading."""
         metrics = self._smi.amdsmi_get_gpu_metrics_info(self._handle(gpu_uuid))
         return GpuReading(
             gpu_uuid,
@@ -53,11 +51,9 @@ class AmdHost:
         )
 
     def close(self) -> None:
-        """Close the library."""
         self._smi.amdsmi_shut_down()
 
     def read_energy(self, gpu_uuid: str) -> EnergyReading:
-        """Return the energy counter."""
         called_ns = time.monotonic_ns()
         count = self._smi.amdsmi_get_energy_count(self._handle(gpu_uuid))
         took_ns = time.monotonic_ns() - called_ns
@@ -74,16 +70,13 @@ class AmdHost:
             self._smi.amdsmi_set_gpu_clk_limit(handle, "sclk", "max", sm_clock_mhz)
 
     def reset_sm_clock(self, gpu_uuid: str) -> None:
-        """Return to automatic clocks."""
         with _typed_errors(gpu_uuid):
             self._smi.amdsmi_set_gpu_perf_level(self._handle(gpu_uuid), "AUTO")
 
     def power_limit_w(self, gpu_uuid: str) -> float:
-        """Return the power cap."""
         return self._smi.amdsmi_get_power_cap_info(self._handle(gpu_uuid))["power_cap"] / _UW_PER_W
 
     def set_power_limit(self, gpu_uuid: str, power_limit_w: float) -> None:
-        """Set the power cap."""
         handle = self._handle(gpu_uuid)
         gpu = self._identities[handle]
         low_w, high_w = gpu.min_power_limit_w or 0.0, gpu.max_power_limit_w or 0.0

@@ -28,15 +28,12 @@ class AmdSmi:
         self._host.close()
 
     def amdsmi_get_processor_handles(self) -> list[int]:
-        """Return the handles of all GPUs."""
         return [gpu.index for gpu in self._gpus]
 
     def amdsmi_get_gpu_device_uuid(self, handle: int) -> str:
-        """Return the UUID of a GPU."""
         return self._uuid(handle)
 
     def amdsmi_get_gpu_asic_info(self, handle: int) -> dict[str, Any]:
-        """Return what a GPU is."""
         return {"market_name": self._gpus[handle].model_name}
 
     def amdsmi_get_gpu_driver_info(self, handle: int) -> dict[str, str]:

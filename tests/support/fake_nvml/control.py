@@ -85,7 +85,6 @@ class FakeNvmlControl:
         struct.pack_into("<q", self._map, 0, 3)
 
     def set_mig(self, gpu_index: int, *, is_on: bool) -> None:
-        """Switch MIG of one GPU."""
         struct.pack_into("<q", self._map, _MIG_AT + 8 * gpu_index, int(is_on))
 
     def set_persistence(self, gpu_index: int, *, is_on: bool) -> None:

@@ -193,7 +193,6 @@ def _under_plans_before(control: PlanControl) -> list[IterationObservation]:
 def _meets(
     control: PlanControl, target_s: float, recent: Sequence[IterationObservation], baseline: BaselineView
 ) -> bool:
-    """Return whether the current plan meets a target."""
     target = PerformanceTarget(permitted_time_s=target_s)
     finding = evaluate(recent, control.current, baseline, target, control.rules.guard)
     return finding is None or finding[0] is not Finding.TOO_SLOW

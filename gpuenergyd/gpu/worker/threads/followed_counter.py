@@ -87,7 +87,6 @@ class FollowedCounter:
             self.predicted.read_soon(now_ns)
 
     def observe_alone(self, reading: EnergyReading) -> None:
-        """Process a reading of the energy alone."""
         self.call_ns = reading.took_ns
         self._num_costly = self._num_costly + 1 if reading.cpu_ns >= _COSTLY_CPU_NS else 0
         if self.is_read_apart:

@@ -3,6 +3,4 @@
 - `shape`: the family of orders that is searched, each described by a few numbers per rank.
 - `relaxation`: the least energy of one order.
 - `search`: the search over orders.
-- `bound`: a lower bound over any order that fits in memory.
-- `choice`: the plan of `gpuenergyd plan --schedule auto`.
 """

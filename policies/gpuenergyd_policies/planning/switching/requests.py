@@ -34,7 +34,7 @@ from functools import cache, partial
 from itertools import groupby
 from statistics import mean
 
-from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction, InstructionClass
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionClass
 from gpuenergyd.core.pipeline.plan import ClockChange
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.switching import SwitchLatency, constant_latency
@@ -336,15 +336,3 @@ def merge_per_instruction(requests: Sequence[TimedRequest]) -> list[TimedRequest
         if later:
             result.append(TimedRequest(position, later[0].offset_s, later[-1].sm_clock_mhz))
     return result
-
-
-def naive_changes(
-    graph: DependencyGraph, sm_clocks_mhz: Mapping[Instruction, int]
-) -> tuple[tuple[ClockChange, ...], ...]:
-    """Return, per rank, a change at the start of each instruction whose clock differs; each is late by its latency."""
-    changes: list[list[ClockChange]] = [[] for _ in range(graph.num_ranks)]
-    for instruction in graph.instructions:
-        rank_changes = changes[instruction.pp_rank]
-        if not rank_changes or rank_changes[-1].sm_clock_mhz != sm_clocks_mhz[instruction]:
-            rank_changes.append(ClockChange(instruction, 0.0, sm_clocks_mhz[instruction]))
-    return tuple(tuple(rank_changes) for rank_changes in changes)

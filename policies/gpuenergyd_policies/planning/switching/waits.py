@@ -12,23 +12,18 @@ case it begins earlier than planned. If a wait is too short to be lowered, a low
 requested when the wait begins, so that the change and the stall of its call happen during the wait.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpuenergyd.core.pipeline.graph import DependencyGraph, Instruction
 from gpuenergyd.core.pipeline.plan import ClockChange
-from gpuenergyd.core.pipeline.profile import PipelineProfile
-from gpuenergyd.core.pipeline.switching import SwitchLatency, constant_latency
+from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd.core.pipeline.timeline import Span, Timeline
 from gpuenergyd.core.pipeline.waiting import WaitingPower
 from gpuenergyd.core.policy_api.policy import LoweredWait
 from gpuenergyd_policies.planning.switching.requests import Latency, rank_latencies
-from gpuenergyd_policies.planning.switching.simulation import SimulatedIteration, simulate_switching
 
 _SHORTEST_S = 1e-9
 _ROUNDING = 1e-9
-MARGIN_RATIOS = (0.0, 0.05, 0.15, 0.4)
-"""Share of a wait by which the clock is restored before the planned start of the next instruction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,40 +41,13 @@ class WaitRules:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedWaits:
-    """Energy of a plan's waits at the clock in force and with lowered clocks, and the waits that are lowered."""
+class RankWait:
+    """A wait of a rank between two instructions; the last one of an iteration continues in the next."""
 
-    in_force_j: float
-    lowered_j: float
-    total_s: float
-    lowered: tuple[LoweredWait, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _PlannedWait:
     before: Span
     after: Span
     duration_s: float
     is_between_iterations: bool
-
-
-def planned_waits(planned: Timeline, sm_clocks_mhz: Mapping[Instruction, int], power: WaitingPower) -> PlannedWaits:
-    """Return the waits of a plan on its timeline, for GPUs whose clocks change instantly."""
-    in_force_j = lowered_j = total_s = 0.0
-    lowered: list[LoweredWait] = []
-    for rank in range(planned.num_ranks):
-        for wait in _waits(planned, rank):
-            before_mhz, after_mhz = (sm_clocks_mhz[span.instruction] for span in (wait.before, wait.after))
-            total_s += wait.duration_s
-            kept_j = power.at(before_mhz) * wait.duration_s
-            in_force_j += kept_j
-            found = _lowered(wait, before_mhz, after_mhz, power, constant_latency(0.0), WaitRules())
-            if found is None:
-                lowered_j += kept_j
-            else:
-                lowered.append(found)
-                lowered_j += power.least_w * wait.duration_s
-    return PlannedWaits(in_force_j, lowered_j, total_s, tuple(lowered))
 
 
 def with_lowered_waits(
@@ -103,7 +71,7 @@ def with_lowered_waits(
         moments = [(start_s[change.instruction] + change.offset_s, change) for change in own_changes]
         dropped: set[int] = set()
         added: list[tuple[float, ClockChange]] = []
-        for wait in _waits(planned, rank):
+        for wait in waits_of(planned, rank):
             if rules.of_running_job and wait.is_between_iterations:
                 continue
             begin_s = wait.before.end_s
@@ -122,7 +90,7 @@ def with_lowered_waits(
             if not held:
                 continue
             held_mhz, in_use_mhz = held[-1].sm_clock_mhz, cyclic[-1][2].sm_clock_mhz
-            found = _lowered(wait, held_mhz, in_use_mhz, power, own_latency, rules)
+            found = lowered_wait(wait, held_mhz, in_use_mhz, power, own_latency, rules)
             late_s = rules.margin_s if rules.of_running_job else 0.0
             offset_s = wait.before.duration_s
             before = wait.before.instruction
@@ -143,34 +111,7 @@ def with_lowered_waits(
     return tuple(result), tuple(all_lowered)
 
 
-def lowered_waits(
-    graph: DependencyGraph,
-    profile: PipelineProfile,
-    planned: Timeline,
-    changes: tuple[tuple[ClockChange, ...], ...],
-    simulated: SimulatedIteration,
-    *,
-    latency: Latency,
-) -> tuple[tuple[tuple[ClockChange, ...], ...], SimulatedIteration, tuple[LoweredWait, ...]]:
-    """Return changes, simulated iteration and lowered waits; unchanged and without waits if lowering costs time.
-
-    An instruction that begins earlier than planned would find its clock still low, so several margins are tried.
-    """
-    assert profile.waiting_power is not None
-    best: tuple[tuple[tuple[ClockChange, ...], ...], SimulatedIteration, tuple[LoweredWait, ...]]
-    best = changes, simulated, ()
-    for margin_ratio in MARGIN_RATIOS:
-        with_waits, lowered = with_lowered_waits(
-            planned, changes, profile.waiting_power, latency=latency, rules=WaitRules(margin_ratio)
-        )
-        again = simulate_switching(graph, profile, with_waits, latency=latency)
-        is_late = again.iteration_time_s > simulated.iteration_time_s * (1 + _ROUNDING)
-        if not is_late and again.energy_j < best[1].energy_j:
-            best = with_waits, again, lowered
-    return best
-
-
-def _waits(planned: Timeline, rank: int) -> Iterator[_PlannedWait]:
+def waits_of(planned: Timeline, rank: int) -> Iterator[RankWait]:
     """Yield the waits of a rank; the last one continues into the next iteration."""
     spans = planned.rank_spans(rank)
     for k, before in enumerate(spans):
@@ -178,11 +119,11 @@ def _waits(planned: Timeline, rank: int) -> Iterator[_PlannedWait]:
         is_last = k + 1 == len(spans)
         until_s = after.start_s + (planned.iteration_time_s if is_last else 0.0)
         if until_s - before.end_s > _SHORTEST_S:
-            yield _PlannedWait(before, after, until_s - before.end_s, is_last)
+            yield RankWait(before, after, until_s - before.end_s, is_last)
 
 
-def _lowered(
-    wait: _PlannedWait,
+def lowered_wait(
+    wait: RankWait,
     before_mhz: int,
     after_mhz: int,
     power: WaitingPower,

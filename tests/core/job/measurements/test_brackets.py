@@ -210,7 +210,6 @@ def test_the_interval_contains_the_true_saving_in_95_percent_of_jobs_that_change
 
 
 def observed(points: Sequence[Point], plan_id: str) -> list[IterationObservation]:
-    """Return points as observations."""
     return [IterationObservation(k, plan_id, t, (), (RankEnergy(0, t, j, ()),)) for k, t, j, _ in points]
 
 

@@ -26,7 +26,6 @@ class HeldDriver(SimulatedHost):
     is_holding = False
 
     def hold_next_call(self) -> None:
-        """Have the next call wait."""
         self.has_installed, self.may_return = threading.Event(), threading.Event()
         self.is_holding = True
 

@@ -25,7 +25,6 @@ def host_of(*programs: Sequence[tuple[float, float]], seed: int = 0, until_ns: i
 
 
 def dated(host: CostlyHost, gpu: int) -> dict[int, float]:
-    """Return the dated updates of a GPU."""
     own = [sample for sample in host.samples if sample.gpu_uuid == str(gpu)]
     return {s.energy_edge_mono_ns: s.total_energy_j or 0.0 for s in own if s.energy_edge_mono_ns is not None}
 

@@ -24,12 +24,10 @@ class Counter:
         return 100.0 * (self.now_ns // PERIOD_NS) * PERIOD_NS / 1e9
 
     def read_energy(self, gpu_uuid: str) -> EnergyReading:
-        """Read the energy alone."""
         assert gpu_uuid == GPU
         return EnergyReading(self.now_ns, 0, self.energy_j)
 
     def read(self, gpu_uuid: str) -> GpuReading:
-        """Read all values."""
         return GpuReading(gpu_uuid, self.now_ns, total_energy_j=self.energy_j)
 
 

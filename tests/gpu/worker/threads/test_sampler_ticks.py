@@ -82,7 +82,6 @@ class VirtualHost:
 
 
 def run(host: VirtualHost) -> sampler.Sampler:
-    """Run a sampler on a virtual host to its end."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampler, "time", host)
         patch.setattr(driver_thread, "time", host)

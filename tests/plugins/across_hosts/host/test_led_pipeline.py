@@ -15,7 +15,7 @@ from gpuenergyd.daemon.jobs.past_jobs import PastJobStore
 from gpuenergyd.store import HistoryWriter, WriterOptions
 from gpuenergyd.store.records import EstimateRecord
 from gpuenergyd_across_hosts.host.pipeline_leader import PipelineLeader
-from gpuenergyd_policies.uniform import Uniform
+from gpuenergyd_other_policies.uniform import Uniform
 from tests.support.carbon_host import HISTORY_DAYS, HOST_POWER_W, CarbonHost
 from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.virtual_pipeline import FIRST_AT, KeptRecords, VirtualPipeline, at
@@ -74,7 +74,6 @@ def test_iterations_wait_until_past_jobs_are_known(tmp_path: Path) -> None:
             """Answers when it is told to."""
 
             async def recall(self, uid: int, gpu_model_name: str) -> tuple[PastJob, ...]:
-                """Wait."""
                 await may_answer.wait()
                 return await super().recall(uid, gpu_model_name)
 

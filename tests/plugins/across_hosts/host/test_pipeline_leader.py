@@ -293,7 +293,6 @@ class PolicyOfPaces(UniformPolicy):
     for_straggler = plan("slower", clock=900)
 
     async def next_plan(self, job_id: str, policy: str, view: JobView) -> ClockPlan:
-        """Return the plan."""
         found = await super().next_plan(job_id, policy, view)
         return self.for_straggler if view.target.is_forced else found
 

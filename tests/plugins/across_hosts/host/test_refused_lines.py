@@ -100,7 +100,6 @@ async def test_a_plan_that_is_too_long_to_be_sent(
         """Has a plan."""
 
         async def handle_report(self, report: object) -> object:
-            """Return it."""
             del report
             return reply
 

@@ -58,7 +58,6 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Draw a training."""
     num_ranks = draw(st.integers(2, 4))
     iterations, ranks = st.integers(0, NUM_ITERATIONS), st.integers(0, num_ranks - 1)
     proposed = sorted(draw(st.sets(st.integers(0, NUM_ITERATIONS * 2 // 3), min_size=1, max_size=5)))

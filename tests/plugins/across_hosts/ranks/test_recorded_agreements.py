@@ -20,7 +20,6 @@ RECORDED = Path(__file__).parent / "recorded"
 
 
 def load(name: str) -> Any:
-    """Return a recorded exchange."""
     return json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
 
 
@@ -32,7 +31,6 @@ def update(leader: PlanWindowGrantor, groups: list[Any]) -> None:
 
 
 def replay(leader: PlanWindowGrantor, step: list[Any]) -> None:
-    """Repeat a recorded step of the leader."""
     match step:
         case ["grant", groups, ahead, is_change_near, guarded_index, *_]:
             update(leader, groups)

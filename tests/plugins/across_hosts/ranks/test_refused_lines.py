@@ -38,7 +38,6 @@ def test_a_refused_message_is_logged_once_for_each_reason(tmp_path: Path, caplog
             return ""
 
         def do_POST(self) -> None:  # noqa: N802  the name that http.server calls it by
-            """Refuse."""
             self.rfile.read(int(self.headers["Content-Length"]))
             self.send_json(b'{"error": "%s"}' % reasons.pop(0).encode(), 400)
 

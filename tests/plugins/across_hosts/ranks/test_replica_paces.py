@@ -30,7 +30,6 @@ class Link(MemoryStore):
     is_cut: bool = False
 
     def set(self, key: str, value: str) -> None:
-        """Write a key."""
         self._check()
         super().set(key, value)
 
@@ -40,7 +39,6 @@ class Link(MemoryStore):
         return super().get(key)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter."""
         self._check()
         return super().add(key, amount)
 
@@ -78,7 +76,6 @@ class Replica:
         self.own_time_s, self.num_readings, self.spent_s, self.excess_s = None, 0, 0.0, 0.0
 
     def publish(self, iteration_index: int, *, has_budget: bool) -> None:
-        """Publish what is known."""
         budget = {
             "permitted_slowdown_ratio": 0.01 * self.number, "is_decided": True,
             "excess_s": self.excess_s, "spent_s": self.spent_s,

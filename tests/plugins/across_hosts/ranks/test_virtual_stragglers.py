@@ -4,7 +4,7 @@ import pytest
 
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.job.time_account import AccountRules
-from gpuenergyd_policies.uniform import Uniform
+from gpuenergyd_other_policies.uniform import Uniform
 from tests.support.straggler_episodes import Trial, run_trial
 
 NOISE_RATIO = 0.005

@@ -39,7 +39,6 @@ class ScriptedSource:
     asked_at: list[datetime] = field(default_factory=list)
 
     def fetch(self, now_at: datetime) -> SourceReply:
-        """Return the next reply."""
         self.asked_at.append(now_at)
         reply = self.replies[min(len(self.asked_at), len(self.replies)) - 1]
         if isinstance(reply, Exception):

@@ -41,7 +41,6 @@ class WithPast:
         raise AssertionError(f"the newest values of {now_at} were asked for")
 
     def fetch_past(self, begin_at: datetime, end_at: datetime) -> SourceReply:
-        """Return the hours."""
         self.asked.append((begin_at, end_at))
         if self.error is not None:
             raise self.error

@@ -10,8 +10,8 @@ from gpuenergyd.core.job.messages import JobPhase, TargetChanged
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
+from gpuenergyd_other_policies.uniform import Uniform
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
-from gpuenergyd_policies.uniform import Uniform
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.policies.bubble_aware.test_control_loop import training
 from tests.support.remembered_plans import RememberedBubbleAware

@@ -28,7 +28,6 @@ class ReplyOnce(Web):
         object.__setattr__(self, "body", body)
 
     def get(self, *_: Any, **__: Any) -> bytes:
-        """Return the body."""
         return self.body  # type: ignore[attr-defined,no-any-return]  # set in __init__
 
 

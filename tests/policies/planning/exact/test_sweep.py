@@ -35,7 +35,6 @@ def _edges(network: FlowNetwork) -> list[tuple[int, int, int]]:
 
 
 def _makespan_ticks(network: FlowNetwork, ticks: list[int]) -> int:
-    """Return the makespan of these durations in ticks."""
     n = network.num_operations
     finish = {n: 0}
     for v in [*kernel_arrays(network).order.tolist(), n + 1]:

@@ -12,6 +12,7 @@ from gpuenergyd.core.pipeline.plan import ClockChange
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.pipeline.switching import Direction, SwitchLatency, TargetLatency
 from gpuenergyd.core.pipeline.timeline import Span, timeline
+from gpuenergyd_plan.offline.clock_changes import naive_changes
 from gpuenergyd_policies.planning.switching.requests import (
     TimedRequest,
     clock_changes,
@@ -21,7 +22,6 @@ from gpuenergyd_policies.planning.switching.requests import (
     longest_lead_s,
     longest_raise_waits_s,
     merge_per_instruction,
-    naive_changes,
     rank_latencies,
 )
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching

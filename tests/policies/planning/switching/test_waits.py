@@ -16,14 +16,10 @@ from gpuenergyd.core.pipeline.timeline import Timeline, timeline
 from gpuenergyd.core.pipeline.waiting import WaitingPower, waiting_power
 from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
-from gpuenergyd_policies.planning.offline import plan_offline
+from gpuenergyd_plan.offline.bubble_aware import plan_offline
+from gpuenergyd_plan.offline.clock_changes import lowered_waits, planned_waits
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching
-from gpuenergyd_policies.planning.switching.waits import (
-    WaitRules,
-    lowered_waits,
-    planned_waits,
-    with_lowered_waits,
-)
+from gpuenergyd_policies.planning.switching.waits import WaitRules, with_lowered_waits
 from tests.policies.planning.orders.cases import split_profile
 from tests.support.examples import examples
 from tests.support.plain_switching import PlainRankClock

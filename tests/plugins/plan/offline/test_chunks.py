@@ -16,7 +16,7 @@ from gpuenergyd.core.pipeline.graph import (
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.schedules import in_a_row
 from gpuenergyd.errors import TargetError
-from gpuenergyd_policies.planning.orders.chunks import plan_chunk_order
+from gpuenergyd_plan.offline.chunks import plan_chunk_order
 from gpuenergyd_policies.planning.orders.relaxation import OrderPlan, OrderTask
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 from tests.policies.planning.orders.cases import POWER_W, full_speed_time_s, split_profile

@@ -1,7 +1,7 @@
 """The uniform policy: one clock for all GPUs of a job, the reference for policies with a clock per instruction.
 
 Where clocks may not be set it limits the power of all GPUs instead. Online it searches for the setting of least energy
-whose usual iteration meets the target (`setting_plans`).
+whose usual iteration meets the target (`setting_goals`).
 """
 
 import time
@@ -11,11 +11,13 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, baseline_plan
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile
 from gpuenergyd.core.policy_api.policy import JobView, OfflinePlan, OfflineRequest
 from gpuenergyd.errors import TargetError
+from gpuenergyd_other_policies.setting_goals import Goal, cheapest_common_clock, search_plan
 from gpuenergyd_policies.flags import flags_of
 from gpuenergyd_policies.full_speed import reason_for_full_speed
-from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_options, unproven_plan
-from gpuenergyd_policies.predicted_savings import cheapest_common_clock, predicted_plan
-from gpuenergyd_policies.setting_plans import Goal, plan_without_slowdown, search_plan
+from gpuenergyd_policies.planning.offline_requests import unproven_plan
+from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_options
+from gpuenergyd_policies.predicted_savings import predicted_plan
+from gpuenergyd_policies.setting_plans import plan_without_slowdown
 from gpuenergyd_policies.uniform_settings import settings_of, sustained_ratio
 
 

@@ -23,12 +23,13 @@ from gpuenergyd.core.policy_api.policy import (
 )
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import TargetError
+from gpuenergyd_plan.offline.inflight import plan_inflight
 from gpuenergyd_policies.planning.capped.plan import WavePlan
 from gpuenergyd_policies.planning.compiled import COMPILE_CLOCK, plain_python
 from gpuenergyd_policies.planning.flat.plan import EXTRA_ENERGY_RATIO, flat_plan, planned_swing
 from gpuenergyd_policies.planning.frontier import SolvedPlan, frontier, solve, solve_with_frontier, warm_up
-from gpuenergyd_policies.planning.inflight import plan_inflight, requested_caps
 from gpuenergyd_policies.planning.large import TOO_LARGE
+from gpuenergyd_policies.planning.offline_requests import requested_caps
 from gpuenergyd_policies.planning.orders.relaxation import OrderPlan, OrderTask
 from gpuenergyd_policies.planning.plan_evaluation import baseline, rank_orders
 from gpuenergyd_policies.planning.problem import Effort
@@ -57,7 +58,7 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
         if request.power_cap is None:
             plan = _planned(request)
         else:
-            from gpuenergyd_policies.planning.capped.offline import plan_under_cap  # noqa: PLC0415  start fast
+            from gpuenergyd_plan.offline.under_cap import plan_under_cap  # noqa: PLC0415  start fast
 
             plan = plan_under_cap(request, request.power_cap)
         compiled_s = COMPILE_CLOCK.cpu_s
@@ -159,9 +160,9 @@ def _chosen_order(request: OfflineRequest, deadline_s: float) -> tuple[OrderPlan
 
     If the flattest plan is wanted, the order is the flattest among those of nearly the least energy.
     """
+    from gpuenergyd_plan.offline.chunks import plan_chunk_order  # noqa: PLC0415
+    from gpuenergyd_plan.offline.order_choice import plan_order  # noqa: PLC0415
     from gpuenergyd_policies.planning.flat.orders import flattest_order  # noqa: PLC0415  start fast
-    from gpuenergyd_policies.planning.orders.choice import plan_order  # noqa: PLC0415
-    from gpuenergyd_policies.planning.orders.chunks import plan_chunk_order  # noqa: PLC0415
 
     task = _order_task(request, deadline_s)
     if request.schedule is not None and request.schedule.num_chunks > 1:
@@ -178,7 +179,7 @@ def _with_waits(
     plan: OfflinePlan, graph: DependencyGraph, solved: SolvedPlan, profile: PipelineProfile, power: WaitingPower
 ) -> OfflinePlan:
     """Return the plan with its waits charged by clock; clocks are lowered as soon as a wait begins."""
-    from gpuenergyd_policies.planning.switching.waits import planned_waits  # noqa: PLC0415  start fast
+    from gpuenergyd_plan.offline.clock_changes import planned_waits  # noqa: PLC0415  start fast
 
     waits = planned_waits(timeline(graph, solved.durations_s), plan.sm_clocks_mhz, power)
     working_j = sum(solved.energies_j)
@@ -216,10 +217,10 @@ def _with_switching(
     request: OfflineRequest, plan: OfflinePlan, graph: DependencyGraph, solved: SolvedPlan, deadline_s: float
 ) -> OfflinePlan:
     """Return the plan with switch latency, in at most `max_switches` segments if requested."""
-    from gpuenergyd_policies.planning.switching.requests import clock_changes, naive_changes  # noqa: PLC0415  start fast
+    from gpuenergyd_plan.offline.clock_changes import lowered_waits, naive_changes  # noqa: PLC0415  start fast
+    from gpuenergyd_policies.planning.switching.requests import clock_changes  # noqa: PLC0415
     from gpuenergyd_policies.planning.switching.segments import plan_segments  # noqa: PLC0415
     from gpuenergyd_policies.planning.switching.simulation import simulate_switching  # noqa: PLC0415
-    from gpuenergyd_policies.planning.switching.waits import lowered_waits  # noqa: PLC0415
 
     latency_s, profile, forced = request.switch_latency_s, request.profile, request.target.is_forced
     power = profile.waiting_power

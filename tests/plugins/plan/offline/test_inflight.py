@@ -18,9 +18,10 @@ from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import ScheduleError, TargetError, UsageError
+from gpuenergyd_plan.offline.bubble_aware import plan_offline
+from gpuenergyd_plan.offline.inflight import plan_inflight
 from gpuenergyd_policies.planning.frontier import solve
-from gpuenergyd_policies.planning.inflight import caps_from_microbatches, plan_inflight
-from gpuenergyd_policies.planning.offline import plan_offline
+from gpuenergyd_policies.planning.offline_requests import caps_from_microbatches
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 from tests.policies.planning.profiles import forward_backward_profile

@@ -6,7 +6,7 @@ from gpuenergyd.core.job.messages import JobPhase, RestoreGpus
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.errors import UsageError
-from gpuenergyd_policies.power_profile import WorkloadPowerProfile
+from gpuenergyd_other_policies.power_profile import WorkloadPowerProfile
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.support.plain_jobs import loop_training, random_gpu_work
 from tests.support.thorough import thorough

@@ -25,8 +25,8 @@ from scipy.sparse import coo_array, csr_array
 
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.profile import PipelineProfile
+from gpuenergyd_plan.offline.load_bound import load_bound_j, stage_loads
 from gpuenergyd_policies.planning.exact.tables import FloatArray, HullChain, IntArray, under_hull
-from gpuenergyd_policies.planning.orders.load import load_bound_j, stage_loads
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 
 KINDS = (InstructionKind.F, InstructionKind.I, InstructionKind.W)
@@ -35,7 +35,7 @@ MOST_CELLS, FEW_CELLS = 1200, 400
 MANY_INSTRUCTIONS = 2_500
 """Pipelines with more instructions use few cells, so that the bound does not take longer than the plan."""
 MOST_RANKS = 32
-"""Maximum ranks for the program; with more, the loads of the ranks give a looser bound (see `load`)."""
+"""Maximum ranks for the program; with more, the loads of the ranks give a looser bound (see `load_bound`)."""
 MOST_ROUNDS = 8
 MOST_NEW_WINDOWS = 600
 """Maximum number of windows added in each round, the most violated ones first."""

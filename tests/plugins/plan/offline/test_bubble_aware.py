@@ -9,13 +9,13 @@ from gpuenergyd.core.pipeline.schedules import zero_bubble_h1
 from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import TargetError
+from gpuenergyd_plan.offline.bubble_aware import _is_brief, plan_offline
 from gpuenergyd_policies.planning import compiled, frontier, large
 from gpuenergyd_policies.planning.compiled import IS_COMPILED
 from gpuenergyd_policies.planning.discrete.refinement import OperationWindow, windows_of_passes
 from gpuenergyd_policies.planning.discrete.rounding import Rounder
 from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
 from gpuenergyd_policies.planning.large import refined
-from gpuenergyd_policies.planning.offline import _is_brief, plan_offline
 from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
 from gpuenergyd_policies.planning.problem import Effort, make_problem
 from tests.policies.planning.orders.cases import split_profile

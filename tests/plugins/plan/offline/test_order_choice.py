@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from gpuenergyd.core.pipeline.graph import InstructionKind, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.errors import TargetError
+from gpuenergyd_plan.offline import order_choice as choice
+from gpuenergyd_plan.offline.order_choice import plan_order
 from gpuenergyd_policies.planning.frontier import solve
-from gpuenergyd_policies.planning.orders import choice, search
-from gpuenergyd_policies.planning.orders.choice import plan_order
+from gpuenergyd_policies.planning.orders import search
 from gpuenergyd_policies.planning.orders.relaxation import OrderPlan, OrderTask
 from tests.policies.planning.orders.cases import POWER_W, full_speed_time_s, split_profile
 from tests.policies.planning.orders.replay import Replay, replayed

@@ -19,12 +19,12 @@ from gpuenergyd.core.pipeline.graph import (
 )
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
 from gpuenergyd.errors import ScheduleError, TargetError
+from gpuenergyd_plan.offline import order_bound as bound_module
+from gpuenergyd_plan.offline.load_bound import load_bound_j, shared_load, stage_loads
+from gpuenergyd_plan.offline.order_bound import any_order_bound, cell_starts
+from gpuenergyd_plan.offline.order_choice import plan_order
 from gpuenergyd_policies.planning.exact.tables import HullChain, under_hull
 from gpuenergyd_policies.planning.frontier import solve
-from gpuenergyd_policies.planning.orders import bound as bound_module
-from gpuenergyd_policies.planning.orders.bound import any_order_bound, cell_starts
-from gpuenergyd_policies.planning.orders.choice import plan_order
-from gpuenergyd_policies.planning.orders.load import load_bound_j, shared_load, stage_loads
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 from tests.policies.planning.orders.cases import POWER_W, full_speed_time_s, split_profile

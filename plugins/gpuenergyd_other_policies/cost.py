@@ -1,6 +1,6 @@
 """The cost policy: the clock or power limit of least cost, which weighs energy against time.
 
-Online it searches for the setting of least cost that is fast enough (`setting_plans`), of clocks and power limits
+Online it searches for the setting of least cost that is fast enough (`setting_goals`), of clocks and power limits
 together where both may be set. Iterations never take longer than the permitted slowdown, except that a setting may turn
 out slower while it is measured: the guard and the proof blocks are those of all policies.
 
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from gpuenergyd.core.pipeline.plan import ClockPlan, baseline_plan
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.errors import UsageError
+from gpuenergyd_other_policies.setting_goals import Goal, cheapest_common_clock, search_plan
 from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_speed
-from gpuenergyd_policies.predicted_savings import cheapest_common_clock, predicted_plan
+from gpuenergyd_policies.predicted_savings import predicted_plan
 from gpuenergyd_policies.setting_measurements import energy_at_full_speed
-from gpuenergyd_policies.setting_plans import Goal, search_plan
 from gpuenergyd_policies.uniform_settings import settings_of
 
 FloatArray = NDArray[np.float64]

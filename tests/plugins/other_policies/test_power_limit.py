@@ -8,7 +8,7 @@ from gpuenergyd.core.job.time_account import AccountRules
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.policy_api.policy import Lever
 from gpuenergyd.errors import UsageError
-from gpuenergyd_policies.power_limit import EqualPowerLimit
+from gpuenergyd_other_policies.power_limit import EqualPowerLimit
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.support.plain_jobs import GpuLoopWork, loop_training, random_gpu_work
 

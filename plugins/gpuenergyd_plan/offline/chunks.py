@@ -15,9 +15,9 @@ from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, Pi
 from gpuenergyd.core.pipeline.schedules import SCHEDULES, in_a_row, make_schedule
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import ScheduleError, TargetError
+from gpuenergyd_plan.offline.load_bound import load_bound_j, shared_load
+from gpuenergyd_plan.offline.order_choice import candidates
 from gpuenergyd_policies.planning.frontier import Effort
-from gpuenergyd_policies.planning.orders.choice import candidates
-from gpuenergyd_policies.planning.orders.load import load_bound_j, shared_load
 from gpuenergyd_policies.planning.orders.relaxation import OrderPlan, OrderTask
 from gpuenergyd_policies.planning.orders.search import FINALISTS
 

@@ -10,7 +10,7 @@ from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.core.pipeline.profile import WORD_OF_KIND
 from gpuenergyd.core.policy_api.testing import SimulatedJob
 from gpuenergyd.errors import GpuEnergyError, ProfileError
-from gpuenergyd_policies.planning.frequency_file import FrequencyFile
+from gpuenergyd_other_policies.frequency_file import FrequencyFile
 from tests.plugins.plan.invocation import plan_figures, write_table
 
 COMMON = ("--microbatches", "6", "--blocking-power-w", "60")

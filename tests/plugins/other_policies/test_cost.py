@@ -18,8 +18,9 @@ from gpuenergyd.core.policy_api.policy import JobView, Lever
 from gpuenergyd.core.policy_api.testing import job_view
 from gpuenergyd.daemon.processes.plugins import load_policy, policy_options
 from gpuenergyd.errors import UnknownPolicyError, UsageError
+from gpuenergyd_other_policies.cost import Cost, Objective, objective_of
+from gpuenergyd_other_policies.uniform import Uniform
 from gpuenergyd_policies.advice import ADVISED_EVERY_AT_FIRST
-from gpuenergyd_policies.cost import Cost, Objective, objective_of
 from gpuenergyd_policies.setting_curves import (
     FloatArray,
     LoopAtFullSpeed,
@@ -29,7 +30,6 @@ from gpuenergyd_policies.setting_curves import (
 )
 from gpuenergyd_policies.setting_measurements import ITERATIONS_PER_SETTING
 from gpuenergyd_policies.setting_search import MAX_PROBES, MOST_LOST_ITERATIONS, SettingSearch, most_telling_setting
-from gpuenergyd_policies.uniform import Uniform
 from gpuenergyd_policies.uniform_settings import Setting, common_power_limits_w, setting_of
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.support.examples import examples
@@ -387,7 +387,6 @@ def _at(work: GpuLoopWork, mhz: int, objective: Objective) -> tuple[float, float
 
 
 def _clock_under(work: GpuLoopWork, plan: ClockPlan) -> int:
-    """Return the clock at which a plan runs."""
     clocks_mhz = work.gpu.supported_sm_clocks_mhz
     if not plan.ranks:
         return clocks_mhz[0]

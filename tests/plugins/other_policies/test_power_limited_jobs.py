@@ -12,10 +12,10 @@ from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.outcome import OutcomeKind, find_outcome
 from gpuenergyd.core.pipeline.plan import ClockPlan
 from gpuenergyd.core.policy_api.policy import ClockPolicy, Lever
+from gpuenergyd_other_policies.cost import Cost
+from gpuenergyd_other_policies.uniform import Uniform
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
-from gpuenergyd_policies.cost import Cost
 from gpuenergyd_policies.full_speed import FullSpeed
-from gpuenergyd_policies.uniform import Uniform
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.support.plain_jobs import AT_LIMIT, GpuLoopWork, loop_training, random_gpu_work, random_loop_work
 

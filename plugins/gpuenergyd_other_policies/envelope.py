@@ -17,9 +17,7 @@ from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, ba
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.policy_api.policy import JobView, Lever, OfflinePlan, OfflineRequest
 from gpuenergyd.errors import TargetError, UsageError
-from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_speed
-from gpuenergyd_policies.observed_pipeline import observed_graph
-from gpuenergyd_policies.planning.envpipe import (
+from gpuenergyd_other_policies.envpipe import (
     BALANCED_STEP_MHZ,
     VALLEY_STEP_MHZ,
     EnvelopeMode,
@@ -29,8 +27,10 @@ from gpuenergyd_policies.planning.envpipe import (
     profiled_clocks,
     valleys,
 )
-from gpuenergyd_policies.planning.inflight import requested_caps
-from gpuenergyd_policies.planning.plan_evaluation import baseline, require_plain, unproven_plan
+from gpuenergyd_policies.full_speed import plan_at_full_speed, reason_for_full_speed
+from gpuenergyd_policies.observed_pipeline import observed_graph
+from gpuenergyd_policies.planning.offline_requests import requested_caps, require_plain, unproven_plan
+from gpuenergyd_policies.planning.plan_evaluation import baseline
 from gpuenergyd_policies.planning.switching.requests import clock_changes
 from gpuenergyd_policies.setting_measurements import iterations_by_setting
 from gpuenergyd_policies.uniform_settings import Setting, common_clocks_mhz, setting_plan

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from gpuenergyd.core.pipeline.graph import Schedule, one_forward_one_backward
 from gpuenergyd.errors import TargetError
-from gpuenergyd_policies.planning.orders.bound import any_order_bound, is_no_cheaper
+from gpuenergyd_plan.offline.order_bound import any_order_bound, is_no_cheaper
 from gpuenergyd_policies.planning.orders.relaxation import OrderPlan, OrderTask
 from gpuenergyd_policies.planning.orders.search import FINALISTS, MOST_LONG_WORK, MOST_WORK, ranked_shapes
 from gpuenergyd_policies.planning.orders.shape import RankShape, repaired, shaped_schedule

@@ -13,10 +13,11 @@ from gpuenergyd.core.policy_api.policy import BaselineView, JobView, OfflineRequ
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.core.policy_api.testing import job_view
 from gpuenergyd.errors import TargetError
-from gpuenergyd_policies import full_speed, uniform
+from gpuenergyd_other_policies import uniform
+from gpuenergyd_other_policies.uniform import Uniform
+from gpuenergyd_policies import full_speed
 from gpuenergyd_policies.full_speed import FullSpeed
 from gpuenergyd_policies.setting_search import MAX_PROBES
-from gpuenergyd_policies.uniform import Uniform
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from gpuenergyd_sim.virtual_training.work import a100_stages
 from tests.support.plain_jobs import loop_training, random_gpu_work

@@ -19,9 +19,8 @@ from gpuenergyd.core.policy_api.policy import JobView, OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.core.policy_api.testing import SimulatedJob, job_view
 from gpuenergyd.errors import TargetError, UsageError
-from gpuenergyd_plan.profiles.profile_files import ProfileTable, read_pipeline_file
-from gpuenergyd_policies.envelope import Envelope, plan_offline
-from gpuenergyd_policies.planning.envpipe import (
+from gpuenergyd_other_policies.envelope import Envelope, plan_offline
+from gpuenergyd_other_policies.envpipe import (
     EnvelopeMode,
     critical_walk,
     envelope_flags,
@@ -33,7 +32,9 @@ from gpuenergyd_policies.planning.envpipe import (
     slowest_on_path,
     valleys,
 )
-from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks, rank_orders, unproven_plan
+from gpuenergyd_plan.profiles.profile_files import ProfileTable, read_pipeline_file
+from gpuenergyd_policies.planning.offline_requests import unproven_plan
+from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks, rank_orders
 from tests.support.thorough import thorough
 
 F, B = InstructionKind.F, InstructionKind.B
