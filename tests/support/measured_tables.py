@@ -1,8 +1,9 @@
-"""Published measurements of real GPUs, which are not part of this repository."""
+"""Published measurements of real GPUs, and inputs that went wrong, which are not part of this repository."""
 
 from pathlib import Path
 
-DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+SHARED = Path(__file__).resolve().parents[2].parent / "shared"
+DATA = SHARED / "data"
 
 
 def path_of(name: str) -> Path:

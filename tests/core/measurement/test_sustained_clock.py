@@ -2,7 +2,6 @@
 
 import csv
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -20,10 +19,11 @@ from gpuenergyd.core.measurement.stages import stage_clocks
 from gpuenergyd.core.measurement.sustained_clock import moved_clocks, sustained_clocks, sustained_text
 from gpuenergyd.core.measurement.telemetry import ClockHistory
 from gpuenergyd.core.pipeline.graph import InstructionKind
+from tests.support.measured_tables import DATA
 
 F, B = InstructionKind.F, InstructionKind.B
 TOP_MHZ = 1980
-PRODUCTS = Path(__file__).parents[4] / "shared" / "data" / "gpu" / "h200" / "power_capped_products.csv"
+PRODUCTS = DATA / "gpu" / "h200" / "power_capped_products.csv"
 
 
 def observation(index: int, clock_mhz: float, *, cycles: float = 1.0, num_capped: int = 8) -> IterationObservation:

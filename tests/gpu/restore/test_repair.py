@@ -21,8 +21,9 @@ from gpuenergyd.gpu.restore.repair import RepairingHost, repair_journal
 from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.gpu.restore.test_journal import entry
 from tests.support.examples import examples
+from tests.support.measured_tables import SHARED
 
-CASES = Path(__file__).parents[3].parent / "shared" / "cases" / "daemon" / "journals.json"
+CASES = SHARED / "cases" / "daemon" / "journals.json"
 OURS_MHZ, FOREIGN_MHZ, BASELINE_MHZ = 900, 1200, 1380
 IMPOSSIBLE = [
     float("nan"),

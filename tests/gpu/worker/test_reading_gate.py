@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +19,9 @@ from gpuenergyd.gpu.worker.reading_gate import ReadingGate
 from gpuenergyd.gpu.worker.threads.sampler import Sampler
 from gpuenergyd.store.records import RollupRecord
 from tests.support.examples import examples
+from tests.support.measured_tables import SHARED
 
-CASES = Path(__file__).parents[3].parent / "shared" / "cases" / "daemon" / "readings.json"
+CASES = SHARED / "cases" / "daemon" / "readings.json"
 GPU = "GPU-0"
 IDENTITY = GpuIdentity(GPU, 0, "A100", (1410, 1395, 210), is_simulated=False, max_power_limit_w=400.0)
 NAN, INFINITE = float("nan"), float("inf")

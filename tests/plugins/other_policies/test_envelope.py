@@ -1,7 +1,6 @@
 """EnvPipe's planner and policy: published rules, known figures, and protection against its known flaws."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -35,11 +34,12 @@ from gpuenergyd_other_policies.envpipe import (
 from gpuenergyd_plan.profiles.profile_files import ProfileTable, read_pipeline_file
 from gpuenergyd_policies.planning.offline_requests import unproven_plan
 from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks, rank_orders
+from tests.support.measured_tables import DATA
 from tests.support.thorough import thorough
 
 F, B = InstructionKind.F, InstructionKind.B
 CLOCKS_MHZ = tuple(range(1410, 540, -30))
-SHARED = Path(__file__).parents[3].parent / "shared" / "data" / "profiles"
+PROFILES = DATA / "profiles"
 
 
 def _time_s(rank: int, kind: InstructionKind, mhz: int) -> float:
@@ -178,12 +178,12 @@ def test_clocks_rise_while_the_job_is_over_target() -> None:
 
 
 def _gpt3(name: str, blocking_power_w: float) -> PipelineProfile:
-    table = read_pipeline_file(SHARED / name)
+    table = read_pipeline_file(PROFILES / name)
     assert isinstance(table, ProfileTable)
     return PipelineProfile(table.classes, blocking_power_w)
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared tables are not on this machine")
+@pytest.mark.skipif(not PROFILES.is_dir(), reason="the shared tables are not on this machine")
 @pytest.mark.parametrize(
     ("name", "blocking_power_w", "saving_percent"),
     [("gpt3-175b_a100-sxm.csv", 83.64, 12.98), *thorough(("gpt3-175b_a40.csv", 70.38, 8.81))],
@@ -202,7 +202,7 @@ def test_published_emulation_of_envpipe_is_met_on_96_microbatches(
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared tables are not on this machine")
+@pytest.mark.skipif(not PROFILES.is_dir(), reason="the shared tables are not on this machine")
 def test_known_figures_on_gpt3_are_reproduced() -> None:
     profile = _gpt3("gpt3-175b_a100-sxm.csv", 83.64)
     graph = dependency_graph(one_forward_one_backward(8, 32))

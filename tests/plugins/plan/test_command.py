@@ -17,9 +17,9 @@ from gpuenergyd_plan.command import plan
 from gpuenergyd_plan.inputs import load_planner
 from gpuenergyd_plan.profiles.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
 from tests.plugins.plan.invocation import output_of, plan_figures, write_table
+from tests.support.measured_tables import DATA
 
-SHARED = Path(__file__).parents[3].parent / "shared" / "data"
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared tables are not on this machine")
+needs_shared = pytest.mark.skipif(not DATA.is_dir(), reason="the shared tables are not on this machine")
 
 KEYS = [
     "schedule",
@@ -384,7 +384,7 @@ def test_bad_file_is_refused_in_one_line(tmp_path: Path) -> None:
 @needs_shared
 @pytest.mark.parametrize("name", ["s4m8_1f1b_a100", "s4m8_zbh1_h200", "s4m32_1f1b_a40noisy"])
 def test_an_instance_is_planned_unchanged_and_contradicting_options_are_refused(name: str) -> None:
-    path = SHARED / "instances" / f"{name}.json"
+    path = DATA / "instances" / f"{name}.json"
     instance = read_pipeline_file(path)
     assert isinstance(instance, PlannerInstance)
 

@@ -13,9 +13,9 @@ from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.timeline import iteration_energy_j, timeline
 from gpuenergyd.errors import ProfileError
 from gpuenergyd_plan.profiles.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
+from tests.support.measured_tables import DATA
 
 F, B, I, W, *_ = InstructionKind  # noqa: E741  torch's own names
-SHARED = Path(__file__).parents[3].parent / "shared" / "data"
 HEADER = "stage,instruction,frequency,time,energy"
 ROWS = [
     "0,forward,1400,0.10,30",
@@ -252,13 +252,13 @@ def test_other_json_is_rejected(tmp_path: Path, text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared instances are not on this machine")
+@pytest.mark.skipif(not DATA.is_dir(), reason="the shared instances are not on this machine")
 def test_shared_instances_match_their_published_costs_at_full_speed() -> None:
-    bounds = json.loads((SHARED / "instances" / "bounds.json").read_text())
+    bounds = json.loads((DATA / "instances" / "bounds.json").read_text())
     for name, expected in bounds.items():
         if name.startswith("_"):
             continue
-        instance = read_pipeline_file(SHARED / "instances" / f"{name}.json")
+        instance = read_pipeline_file(DATA / "instances" / f"{name}.json")
         assert isinstance(instance, PlannerInstance)
         options = [instance.profile[i.instruction_class].at_max_clock for i in instance.graph.instructions]
         durations_s = [o.time_s for o in options]

@@ -1,6 +1,5 @@
 """Pipelines for planner tests: random ones, the shared instances, and the optimum from an independent LP solver."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,8 @@ from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, Pi
 from gpuenergyd_plan.profiles.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
 from gpuenergyd_policies.planning.exact.network import FlowNetwork
 from gpuenergyd_policies.planning.exact.sweep_kernels import NetworkArrays
+from tests.support.measured_tables import DATA
 
-SHARED = Path(__file__).parents[3].parent / "shared" / "data"
 F, B = InstructionKind.F, InstructionKind.B
 Pipeline = tuple[DependencyGraph, PipelineProfile]
 
@@ -131,7 +130,7 @@ def least_energy_j(graph: DependencyGraph, profile: PipelineProfile, deadline_s:
 
 def shared_instance(name: str) -> Pipeline:
     """Return an instance of the shared data; skips the test where that is absent."""
-    path = SHARED / "instances" / f"{name}.json"
+    path = DATA / "instances" / f"{name}.json"
     if not path.exists():
         pytest.skip("the shared planner instances are not on this machine")
     instance = read_pipeline_file(path)
@@ -141,7 +140,7 @@ def shared_instance(name: str) -> Pipeline:
 
 def gpt3(gpu: str, num_microbatches: int, extra_inflight: tuple[int, ...] = ()) -> Pipeline:
     """Return 8-stage 1F1B on the measured GPT-3 tables; skips the test where they are absent."""
-    path = SHARED / "profiles" / f"gpt3-175b_{gpu}.csv"
+    path = DATA / "profiles" / f"gpt3-175b_{gpu}.csv"
     if not path.exists():
         pytest.skip("the shared profiles are not on this machine")
     table = read_pipeline_file(path)

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
 from gpuenergyd.gpu.device import EnergyReading
 from tests.support.costly_counters import PERIOD_NS, CostlyHost, Levels, Trace
+from tests.support.measured_tables import DATA
 
 S = 1_000_000_000
 SETTLED_NS, END_NS = 20 * S, 50 * S
@@ -15,7 +15,7 @@ STEADY, WAITING, STEPS = [(0.065, 690.0)], [(0.063, 690.0), (0.03, 126.0)], [(1.
 IDLE = [(1.0, 126.0)]
 OBSERVATION_LIMIT_NS, SENT_NS = 1_300_000_000, 100_000_000
 """How long the daemon waits for the energy of an iteration, and samples for being sent."""
-TRACES = Path(__file__).parents[4].parent / "shared" / "data" / "gpu" / "h200"
+TRACES = DATA / "gpu" / "h200"
 
 
 def host_of(*programs: Sequence[tuple[float, float]], seed: int = 0, until_ns: int = END_NS) -> CostlyHost:

@@ -2,16 +2,16 @@
 
 import csv
 import random
-from pathlib import Path
 
 import pytest
 
 from gpuenergyd.gpu.device import GpuReading
 from gpuenergyd.gpu.worker.threads.clock_age import ClockAge
 from tests.support.kept_clocks import CALL_NS, CLOCKS_MHZ, KeptClocks, Program, switching_host
+from tests.support.measured_tables import DATA
 
 MS = 1_000_000
-TRACES = Path(__file__).parents[4].parent / "shared" / "data" / "gpu" / "h200"
+TRACES = DATA / "gpu" / "h200"
 
 
 def age_ns(host: KeptClocks) -> int:

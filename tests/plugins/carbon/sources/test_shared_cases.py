@@ -11,9 +11,10 @@ import pytest
 
 from gpuenergyd_carbon.sources.source import SourceOptions, SourceReply, make_source
 from gpuenergyd_carbon.sources.web import SourceError, Web
+from tests.support.measured_tables import SHARED
 from tests.support.waiting import wait_until
 
-REPLIES = Path(__file__).parents[4] / "shared/cases/carbon/replies.py"
+REPLIES = SHARED / "cases/carbon/replies.py"
 
 pytestmark = pytest.mark.skipif(not REPLIES.exists(), reason="the shared cases are not on this machine")
 

@@ -1,7 +1,6 @@
 """Extra in-flight microbatches: within memory, free of deadlocks, never slower, with the known savings."""
 
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -26,6 +25,7 @@ from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 from gpuenergyd_policies.planning.plan_evaluation import baseline
 from tests.policies.planning.profiles import forward_backward_profile
 from tests.support.examples import examples
+from tests.support.measured_tables import DATA
 from tests.support.thorough import thorough
 
 F, B = InstructionKind.F, InstructionKind.B
@@ -121,10 +121,10 @@ def test_offline_planner_refuses_extra_microbatches_for_an_unknown_order() -> No
         plan_offline(request)
 
 
-SHARED = Path(__file__).parents[3].parent / "shared" / "data" / "profiles"
+PROFILES = DATA / "profiles"
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared tables are not on this machine")
+@pytest.mark.skipif(not PROFILES.is_dir(), reason="the shared tables are not on this machine")
 @pytest.mark.parametrize(
     ("table", "blocking_power_w", "cap", "least_saving_percent"),
     [
@@ -141,7 +141,7 @@ def test_gpt3_reaches_the_known_saving_without_slowdown(
     table: str, blocking_power_w: float, cap: int | None, least_saving_percent: float
 ) -> None:
     classes: dict[InstructionClass, list[ClockOption]] = {}
-    for row in (SHARED / f"{table}.csv").read_text().splitlines()[1:]:
+    for row in (PROFILES / f"{table}.csv").read_text().splitlines()[1:]:
         stage, instruction, mhz, time_s, energy_j = row.split(",")
         key = InstructionClass(int(stage), F if instruction == "forward" else B)
         classes.setdefault(key, []).append(ClockOption(int(float(mhz)), float(time_s), float(energy_j)))

@@ -1,5 +1,4 @@
 import dataclasses
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,8 +16,9 @@ from gpuenergyd_sim.driver.device_model import (
     working_power_w,
 )
 from gpuenergyd_sim.driver.device_parameters import A40, A100_PCIE, A100_SXM, MODELS, V100_SXM2, DeviceParameters
+from tests.support.measured_tables import DATA
 
-PROFILES = Path(__file__).resolve().parents[4] / "shared" / "data"
+PROFILES = DATA
 
 
 def _state(**changes: float) -> GpuState:

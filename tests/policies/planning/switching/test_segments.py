@@ -1,7 +1,6 @@
 """Segmented plans: at most K segments, on time with switch latency, and with the known savings."""
 
 from itertools import combinations, groupby, product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,9 +16,9 @@ from gpuenergyd_policies.planning.plan_evaluation import baseline
 from gpuenergyd_policies.planning.switching.segments import SegmentedPlan, cheapest_segments, plan_segments
 from tests.policies.planning.profiles import forward_backward_profile
 from tests.support.examples import examples
+from tests.support.measured_tables import DATA
 
 F, B = InstructionKind.F, InstructionKind.B
-SHARED = Path(__file__).parents[4].parent / "shared" / "data"
 
 
 def most_segments(plan: SegmentedPlan) -> int:
@@ -123,14 +122,14 @@ def test_the_dynamic_program_finds_the_cheapest_segmentation(
     assert found == pytest.approx(cheapest)
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared tables are not on this machine")
+@pytest.mark.skipif(not DATA.is_dir(), reason="the shared tables are not on this machine")
 @pytest.mark.parametrize(
     ("file", "least_share"),
     [("profiles/gpt3-175b_a100-sxm.csv", 0.92), ("instances/s8m32_1f1b_a100.json", 0.88)],
 )
 @pytest.mark.thorough
 def test_eight_segments_at_25_ms_keep_most_of_the_ideal_saving_without_slowdown(file: str, least_share: float) -> None:
-    content = read_pipeline_file(SHARED / file)
+    content = read_pipeline_file(DATA / file)
     match content:
         case PlannerInstance():
             graph, profile = content.graph, content.profile
