@@ -28,7 +28,6 @@ from gpuenergyd_policies.planning.frontier import (
 from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
 from gpuenergyd_policies.planning.problem import make_problem
 from tests.policies.planning.pipelines import (
-    SHARED,
     B,
     Pipeline,
     gpt3,
@@ -38,6 +37,7 @@ from tests.policies.planning.pipelines import (
     shared_instance,
 )
 from tests.support.examples import examples
+from tests.support.measured_tables import DATA
 from tests.support.processes import finished
 from tests.support.thorough import thorough
 
@@ -315,7 +315,7 @@ def test_plans_are_the_same_without_numba() -> None:
 @pytest.mark.parametrize("name", [*SMALL_INSTANCES[:-1], *thorough(SMALL_INSTANCES[-1])])
 def test_shared_instances_reach_their_known_optimum_at_every_deadline(name: str) -> None:
     graph, profile = shared_instance(name)
-    known: dict[str, Any] = json.loads((SHARED / "instances" / "bounds.json").read_text())[name]
+    known: dict[str, Any] = json.loads((DATA / "instances" / "bounds.json").read_text())[name]
     limit = 0.6e-2 if "noisy" in name else 0.3e-2
     gaps = []
 
@@ -352,7 +352,7 @@ def test_gpt3_reaches_the_known_saving_at_full_speed(gpu: str, at_least: float, 
 def test_gpt3_optimum_and_best_known_plans_are_reached_at_every_slowdown() -> None:
     for gpu in ("a100-sxm", "a40"):
         graph, profile = gpt3(gpu, 32)
-        known = json.loads((SHARED / "profiles" / "bounds.json").read_text())[f"gpt3-175b_{gpu}_s8_1f1b_m32"]
+        known = json.loads((DATA / "profiles" / "bounds.json").read_text())[f"gpt3-175b_{gpu}_s8_1f1b_m32"]
         for point in known["points"]:
             solved = solve(graph, profile, deadline_s=point["target_s"])
             assert solved.lower_bound_j == pytest.approx(point["optimum_j"], rel=1e-6)
