@@ -47,11 +47,11 @@ def with_advice(view: JobView, plan: ClockPlan, *, cost: Cost | None = None) -> 
     slowest_ratio = max((own.time_ratio - 1 for own in points.values()), default=0.0)
     curves = curves_of(view, settings, points)
     random, num_curves = np.random.default_rng(len(points)), len(curves.logs)
-    later = standard_errors(view, view.baseline.num_iterations)  # those of the job that is permitted more
+    later = standard_errors(view, view.baseline.num_iterations)  # a job keeps to its permitted time within one of them
     found = []
     for ratio in advised_slowdowns(view):
-        spared = later.time * np.abs(random.standard_normal(num_curves))
-        saved = curves.savings(ratio - spared, cost) + later.energy * random.standard_normal(num_curves)
+        used = ratio + later.time * random.uniform(-1, 1, num_curves)
+        saved = curves.savings(used, cost) + later.energy * random.standard_normal(num_curves)
         low, middle, high = map(float, np.quantile(saved, SAVING_QUANTILES))
         found.append(SavingAdvice(ratio, middle, low, high, is_measured=slowest_ratio >= MEASURED_UP_TO * ratio))
     return replace(plan, advice=tuple(found))
