@@ -81,10 +81,7 @@ class Levels:
 
 
 class Trace:
-    """A recorded GPU, whose counter moves on the regular grid on which all its readings lie.
-
-    Before and after the record power is that of its begin and end.
-    """
+    """A recorded GPU; its counter moves on the grid on which all readings lie. Power outside is that of the ends."""
 
     def __init__(self, path: Path, *, begin_ns: int) -> None:
         with path.open() as file:
