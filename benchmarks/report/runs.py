@@ -123,6 +123,8 @@ RUNS = (
         is_usual=False),
     Run("plain-loops", "plain_loops.py", _args("--repeats 3 --json"), _args("--loops ddp --iterations 30 --json"), 2900,
         6000, is_usual=False),
+    Run("plain-loops-h200", "plain_loops_virtual.py", _args("--gpu-model h200 --seeds 6 --first-seed 94400 --json"),
+        _args("--gpu-model h200 --seeds 1 --json"), 150, 3600, Kind.COMPUTED, is_usual=False),
     Run("loop-stragglers", "loop_stragglers.py", _args("--json"), _args("--episodes 1 --steps 4 --json"), 290, 1500,
         is_usual=False),
     Run("run-ahead", "run_ahead.py", _args("--json"), _args("--depths 0 1 --rounds 1 --iterations 20 --json"), 3000,
@@ -165,6 +167,10 @@ RUNS = (
         _args("--max-slowdown 0.02 --pairs 1 --steps-ratio 0.02 --only gan --json"), 17_000, 40_000, is_usual=False),
     Run("schedules", "schedules.py", _args("--rounds 1 --json"),
         _args("--rounds 1 --block 4 --only 1f1b --duration-scale 0.5 --json"), 960, 1800),
+    Run("schedules-h200", "schedules_virtual.py",
+        _args("--gpu-model h200 --seed 94301 --rounds 1 --only 1f1b gpipe interleaved --json"),
+        _args("--gpu-model h200 --rounds 1 --block 4 --only 1f1b --duration-scale 0.5 --json"), 160, 3600,
+        Kind.COMPUTED, is_usual=False),
     Run("planner-long", "planner_against_lowtime.py", _args("--instance-budget-s 330"),
         _args("--instance-budget-s 1 --only s4m8_1f1b_a100"), 2400, 7200, Kind.COMPUTED, is_usual=False,
         data=("instances",)),
@@ -218,6 +224,7 @@ PARTS = {
     "late_clocks.py": "the table of late clocks in planner.py",
     "lowtime_rival.py": "runs lowtime for planner.py and planner_against_lowtime.py",
     "schedule_bounds.py": "computes the bounds that schedules.py prints",
+    "virtual_place.py": "daemons and ranks of schedules_virtual.py",
 }
 """Files in benchmarks/runs/ that are not benchmarks themselves."""
 

@@ -1,12 +1,14 @@
 """Savings of torch's pipeline schedules on simulated GPUs, and whether each ran as planned.
 
-    python benchmarks/runs/schedules.py [--only NAME ...] [--rounds 2] [--microbatches 8] [--memory-limit 6] [--json]
+    python benchmarks/runs/schedules.py [--only NAME ...] [--rounds 2] [--microbatches 8] [--memory-limit 6]
+        [--gpu-model h200] [--json]
 
-Real torch training of the demo's GPT on four gloo processes and four simulated A100s, under a real daemon, with no
-slowdown allowed. One run alternates baseline blocks (nothing attached, original clocks) with blocks in which `attach`
-has joined and planned. Saving and slowdown compare the planned iterations with the baseline blocks before and
-after them, measured with the simulated GPUs' own counters and the host's clock, not by the daemon. Each figure is the
-median over iterations with a bootstrap 95 % confidence interval.
+Real torch training of the demo's GPT on four gloo processes and four simulated GPUs (A100s by default), under a real
+daemon, with no slowdown allowed. One run alternates baseline blocks (nothing attached, original clocks) with blocks in
+which `attach` has joined and planned. Saving and slowdown compare the planned iterations with the baseline blocks
+before and after them, measured with the simulated GPUs' own counters and the host's clock, not by the daemon. Each
+figure is the median over iterations with a bootstrap 95 % confidence interval. Of other GPU models as large a share of
+the bound is wanted as of A100s.
 
 Also reported: `bound_ratio`, the largest saving that any clocks allow at no slowdown, proven by the planner on the
 GPUs' exact tables with instant, free clock changes and waiting at the clock of least power, above which no saving is
@@ -18,7 +20,8 @@ followed one plan; and whether the losses equal those of a run without GPUs or d
 autograd keeps. It must save more than plain 1F1B in the same time if both are run.
 
 An iteration takes 1.3 to 1.7 s, a schedule two to four minutes. Other load on the machine slows down iterations, tuned
-or not: read the intervals. Needs the checkout.
+or not: read the intervals. `schedules_virtual.py` takes the same options and does not depend on load. Needs the
+checkout.
 """
 
 import argparse
@@ -30,7 +33,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -47,6 +50,7 @@ from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd.store import open_history
 from gpuenergyd_sim.driver.device_parameters import MODELS
 from gpuenergyd_sim.driver.host import SimulatedHost
+from gpuenergyd_sim.driver.world_kinds import WorldKind
 from gpuenergyd_sim.training.gpt_model import loss_of
 from gpuenergyd_sim.training.gpt_pipeline import PIPELINES, GptRank
 from gpuenergyd_trainers.joining.handle import Handle
@@ -100,7 +104,18 @@ class Iteration:
     """False for the first iterations of a block or plan, while clocks still change."""
 
 
-def main() -> int:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where daemons and ranks run: processes of this host, or virtual ones."""
+
+    running_daemon: Callable[..., Any] = running_daemon
+    run_ranks: Callable[..., list[dict[str, Any]]] = run_ranks
+
+
+PROCESSES = Place()
+
+
+def main(place: Place = PROCESSES) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=[*PIPELINES, INFLIGHT], default=[*PIPELINES, INFLIGHT])
     parser.add_argument("--rounds", type=int, default=2, help="attached blocks, each between two baseline blocks")
@@ -111,6 +126,7 @@ def main() -> int:
     parser.add_argument("--max-slowdown", type=float, default=0.0, help="allowed slowdown; 0.005 is 0.5 %%")
     parser.add_argument("--duration-scale", type=float, default=1.0, help="scale instruction durations")
     parser.add_argument("--gpu-model", choices=sorted(MODELS), default=GPU_MODEL)
+    parser.add_argument("--seed", type=int, default=7, help="of the simulated GPUs")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = []
@@ -128,7 +144,8 @@ def main() -> int:
             duration_scale=options.duration_scale,
             max_slowdown_ratio=options.max_slowdown,
         )
-        rows.append(row := measured(case, memory_limit=options.memory_limit, gpu_model=options.gpu_model))
+        limit, model = options.memory_limit, options.gpu_model
+        rows.append(row := measured(case, place, memory_limit=limit, gpu_model=model, seed=options.seed))
         if not options.json:
             show(row)
     by_name = {row["schedule"]: row for row in rows}
@@ -142,21 +159,22 @@ def main() -> int:
     return 0 if result["holds"] else 1
 
 
-def measured(case: Case, *, memory_limit: int, gpu_model: str) -> dict[str, Any]:
+def measured(case: Case, place: Place, *, memory_limit: int, gpu_model: str, seed: int) -> dict[str, Any]:
     """Train one case under its own daemon and return its row; what is needed is the same share of the bound."""
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="schedules-") as name:
         folder = Path(name)
-        with running_daemon(
-            folder / "daemon", gpu_model=gpu_model, sample_period_s=0.1, baseline_iterations=10
-        ) as daemon:
+        (folder / "daemon").mkdir()
+        models = [gpu_model] * NUM_RANKS
+        SimulatedHost.create(folder / "daemon" / "world", models, seed=seed, kind=WorldKind.UNKIND).close()
+        with place.running_daemon(folder / "daemon", sample_period_s=0.1, baseline_iterations=10) as daemon:
             arguments = (case, str(daemon.world_path), str(daemon.socket_path))
-            ranks = run_ranks(NUM_RANKS, folder, train, *arguments, limit_s=RUN_LIMIT_S)
+            ranks = place.run_ranks(NUM_RANKS, folder, train, *arguments, limit_s=RUN_LIMIT_S)
             database_path = daemon.database_path
         figures = compared(ranks[0]["iterations"], tuned_epochs(database_path))
         num_steps = len(ranks[0]["epochs"])
-        alone = run_alone(case, num_steps, folder / "alone", is_plain=False)
-        plain = run_alone(case, num_steps, folder / "plain", is_plain=True) if case.extra_inflight else alone
+        alone = run_alone(case, place, num_steps, folder / "alone", is_plain=False)
+        plain = run_alone(case, place, num_steps, folder / "plain", is_plain=True) if case.extra_inflight else alone
     is_as_planned = {
         "is_order_as_registered": all(rank["is_order_right"] and rank["num_errors"] == 0 for rank in ranks),
         "is_plan_followed": all(rank["epochs"] == ranks[0]["epochs"] for rank in ranks),
@@ -396,10 +414,10 @@ def decided(conductor: Conductor | None, plan_epoch: int) -> Move:
     return Move(int(decision.item()))
 
 
-def run_alone(case: Case, num_steps: int, folder: Path, *, is_plain: bool) -> list[dict[str, Any]]:
+def run_alone(case: Case, place: Place, num_steps: int, folder: Path, *, is_plain: bool) -> list[dict[str, Any]]:
     """Train as many steps without daemon and GPUs; return each rank's losses and peak memory."""
     folder.mkdir()
-    return run_ranks(NUM_RANKS, folder, train_alone, case, num_steps, is_plain, limit_s=RUN_LIMIT_S)
+    return place.run_ranks(NUM_RANKS, folder, train_alone, case, num_steps, is_plain, limit_s=RUN_LIMIT_S)
 
 
 def train_alone(rank: int, case: Case, num_steps: int, is_plain: bool) -> dict[str, Any]:  # noqa: FBT001  passed on by position

@@ -6,6 +6,7 @@ trace of a real GPU.
 
 import csv
 import itertools
+import math
 import random
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -80,36 +81,42 @@ class Levels:
 
 
 class Trace:
-    """A recorded GPU; a value holds from the middle between the reading before and its own.
-
-    Before and after the record power is that of its begin and end, and the counter moves on the same grid.
-    """
+    """A recorded GPU; its counter moves on the grid on which all readings lie. Power outside is that of the ends."""
 
     def __init__(self, path: Path, *, begin_ns: int) -> None:
         with path.open() as file:
             rows = list(csv.DictReader(file))
-        read_ns = [begin_ns + round(float(row["time_ms"]) * 1e6) for row in rows]
-        self.at_ns = [read_ns[0], *((before + after) // 2 for before, after in itertools.pairwise(read_ns))]
-        self.energy_j = [float(row["energy_counter_j"]) for row in rows]
-        self._power_w = [float(row["power_instant_w"]) for row in rows]
+        at_ns = [begin_ns + round(float(row["time_ms"]) * 1e6) for row in rows]
+        energy_j = [float(row["energy_counter_j"]) for row in rows]
+        changed = [k for k in range(1, len(rows)) if energy_j[k] != energy_j[k - 1]]
+        least_ns = max(at_ns[k - 1] - number * PERIOD_NS for number, k in enumerate(changed))
+        most_ns = min(at_ns[k] - number * PERIOD_NS for number, k in enumerate(changed))
+        assert least_ns < most_ns, "no such grid"
+        self.updates = [
+            ((least_ns + most_ns) // 2 + n * PERIOD_NS, energy_j[k]) for n, k in enumerate([0, *changed], -1)
+        ]
+        self._powers_w = [(0, float(rows[0]["power_instant_w"]))]
+        for own_ns, row in zip(at_ns, rows, strict=True):
+            if (power_w := float(row["power_instant_w"])) != self._powers_w[-1][1]:
+                self._powers_w.append((own_ns, power_w))
+        self.end_ns = at_ns[-1]
+
+    def refreshed(self, at_ns: int) -> tuple[int, float]:
+        """Return the newest recorded power, and since when it was kept: on a GPU the sampler itself refreshes it."""
+        newest_ns, power_w = self._powers_w[bisect_right(self._powers_w, (at_ns, MAX_POWER_W)) - 1]
+        return newest_ns if newest_ns > 0 and at_ns <= self.end_ns else at_ns, power_w
 
     def power_w(self, at_ns: int) -> float:
         """Return the recorded power."""
-        return self._power_w[max(0, bisect_right(self.at_ns, at_ns) - 1)]
+        return self.refreshed(at_ns)[1]
 
     def counted_j(self, at_ns: int) -> float:
         """Return the recorded value of the counter."""
-        updates = self.updates()
-        if at_ns < self.at_ns[0]:
-            return self.energy_j[0] - self._power_w[0] * ((updates[0][0] - at_ns) // PERIOD_NS) * PERIOD_NS / 1e9
-        if at_ns > self.at_ns[-1]:
-            return self.energy_j[-1] + self._power_w[-1] * ((at_ns - updates[-1][0]) // PERIOD_NS) * PERIOD_NS / 1e9
-        return self.energy_j[bisect_right(self.at_ns, at_ns) - 1]
-
-    def updates(self) -> list[tuple[int, float]]:
-        """Return instant and value of each update in the record."""
-        after_first = zip(self.at_ns[1:], itertools.pairwise(self.energy_j), strict=True)
-        return [(at_ns, energy_j) for at_ns, (before_j, energy_j) in after_first if energy_j != before_j]
+        newest = bisect_right(self.updates, (at_ns, math.inf)) - 1
+        if 0 <= newest < len(self.updates) - 1:
+            return self.updates[newest][1]
+        update_ns, energy_j = self.updates[max(0, newest)]
+        return energy_j + self.power_w(at_ns) * ((at_ns - update_ns) // PERIOD_NS) * PERIOD_NS / 1e9
 
 
 @dataclass
@@ -119,7 +126,6 @@ class CostlyHost:
     sources: Sequence[Source]
     until_ns: int
     seed: int
-    keeps_values: bool = True
     cpu_ratio: float = 1.0
     """CPU time of an energy reading over its duration; without any it costs nothing."""
     now_ns: int = _BEGIN_NS
@@ -186,10 +192,13 @@ class CostlyHost:
 
     def read_without_energy(self, gpu_uuid: str) -> GpuReading:
         """Read all other values."""
-        gpu, called_ns = int(gpu_uuid), self.now_ns
+        gpu, called_ns, source = int(gpu_uuid), self.now_ns, self.sources[int(gpu_uuid)]
         self.now_ns += CHEAP_CALL_NS
-        if not self.keeps_values or self.now_ns - self._kept[gpu][0] >= PERIOD_NS:
-            self._kept[gpu] = self.now_ns, round(self.sources[gpu].power_w(self.now_ns), 3)
+        if isinstance(source, Trace):
+            refreshed_ns, power_w = source.refreshed(called_ns)
+            return GpuReading(gpu_uuid, refreshed_ns, power_w=power_w)
+        if self.now_ns - self._kept[gpu][0] >= PERIOD_NS:
+            self._kept[gpu] = self.now_ns, round(source.power_w(self.now_ns), 3)
         return GpuReading(gpu_uuid, called_ns, power_w=self._kept[gpu][1])
 
     def read(self, gpu_uuid: str) -> GpuReading:

@@ -28,12 +28,13 @@ class Wait:
     """A phase that takes the same time at every clock, at the power of a waiting GPU."""
 
     own_time_s: float
+    waiting_power_w: Callable[[int], float] = a100_waiting_power_w
 
     def time_s(self, sm_clock_mhz: int) -> float:  # noqa: ARG002  any clock
         return self.own_time_s
 
     def power_w(self, sm_clock_mhz: int) -> float:
-        return a100_waiting_power_w(sm_clock_mhz)
+        return self.waiting_power_w(sm_clock_mhz)
 
 
 def phase_work() -> dict[tuple[int, InstructionKind], Work]:
@@ -91,7 +92,8 @@ class VirtualLoop(VirtualTraining):
         waited_s = 0.0 if self.meet is None else self.meet(start_s) - start_s
         self.waits_s.append(waited_s)
         slowdown = self.slowdown_of(r, self.iteration_index)  # of the GPU, not of the network
-        before, self.work = self.work, {**self.work, (r, C): Wait((usual.time_s(0) + waited_s) / slowdown)}
+        wait = Wait((usual.time_s(0) + waited_s) / slowdown, self.waiting_power_w)
+        before, self.work = self.work, {**self.work, (r, C): wait}
         try:
             return super()._work_from(r, instruction, start_s)
         finally:

@@ -26,8 +26,8 @@ _STEP_S = 1.0
 _CREDIT_S = 0.25
 _EDGES_AROUND = 10
 """Number of updates on either side of an instant used to find the counter's period."""
-_SPARSE_NS = 250_000_000
-"""Between updates further apart than this, power readings determine the distribution of energy."""
+_SPARSE_NS, _SHAPED_NS = 250_000_000, 150_000_000
+"""Updates further apart than the first show no period; than the second, power distributes the energy between them."""
 _GAPS_AROUND = 4
 """Number of neighbouring gaps on either side used to decide whether power readings are informative."""
 
@@ -288,7 +288,7 @@ class EnergyCounter:
         left = right - 1
         if self._segment[left] != self._segment[right]:
             return None
-        if self._at_ns[right] - self._at_ns[left] > _SPARSE_NS:
+        if self._at_ns[right] - self._at_ns[left] > _SHAPED_NS:
             return self._energy_j[left] + self._shape(left).energy_at(at_ns), self._segment[left]
         share = (at_ns - self._at_ns[left]) / (self._at_ns[right] - self._at_ns[left])
         return self._energy_j[left] + share * (self._energy_j[right] - self._energy_j[left]), self._segment[left]

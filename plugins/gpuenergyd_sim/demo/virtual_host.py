@@ -153,7 +153,7 @@ def run_demo(kernel: VirtualKernel, folder: Path, *, real_mono_ns: Callable[[], 
     """Run the demo whose request is in the folder; return the exit status."""
     files = VirtualFiles(folder)
     request = files.read_request()
-    _prepare_policy(kernel, request.policy, files.announce)
+    prepare_policy(kernel, request.policy, files.announce)
     host = VirtualHost(kernel)
     try:
         outcome = run_session(request, folder, host, files)
@@ -171,7 +171,7 @@ def run_demo(kernel: VirtualKernel, folder: Path, *, real_mono_ns: Callable[[], 
     return 0
 
 
-def _prepare_policy(kernel: VirtualKernel, policy: str, announce: Callable[[str], None]) -> None:
+def prepare_policy(kernel: VirtualKernel, policy: str, announce: Callable[[str], None]) -> None:
     """Let a policy compile or load its code, so that clock and random numbers afterwards do not depend on which.
 
     Each reading of the virtual clock advances it. numba reads it 208,000 times to compile and 6,000 times to load its

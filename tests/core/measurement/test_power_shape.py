@@ -35,9 +35,10 @@ def square_j(until_ns: int) -> float:
     return sum(square(at_ns) for at_ns in range(0, until_ns, 10 * MS)) / 100
 
 
-def test_energy_of_a_gap_shows_when_power_changed_between_two_readings() -> None:
+@pytest.mark.parametrize("gap_ms", [900, 200])
+def test_energy_of_a_gap_shows_when_power_changed_between_two_readings(gap_ms: int) -> None:
     powers = [(at_ns, square(at_ns)) for at_ns in range(0, 12 * S, 103 * MS)]
-    made = counter(powers, [(at_ns, square_j(at_ns)) for at_ns in range(0, 12 * S, 900 * MS)])
+    made = counter(powers, [(at_ns, square_j(at_ns)) for at_ns in range(0, 12 * S, gap_ms * MS)])
 
     for begin_ns, end_ns in [(5 * S, 5330 * MS), (5330 * MS, 6 * S), (5 * S, 6 * S)]:
         assert made.energy_j(begin_ns, end_ns) == pytest.approx(square_j(end_ns) - square_j(begin_ns), abs=3.0)

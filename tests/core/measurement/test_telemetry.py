@@ -46,23 +46,14 @@ def test_clock_intervals_fill_the_requested_interval(changes: list[tuple[int, in
     assert all(ns > 0 for _, ns in intervals)
 
 
-def test_clock_history_sorts_late_records() -> None:
-    history = ClockHistory(1410)
-    history.record(20, 900)
-    history.record(10, 1200)
-
-    assert list(history.clocks_between(0, 30)) == [(1410, 10), (1200, 10), (900, 10)]
-
-
 @pytest.mark.fault(16)
 def test_energy_across_a_counter_reset_is_missing_and_never_negative() -> None:
-    counter = EnergyCounter()
-    for at_ns, energy_j in [(0, 100.0), (100, 110.0), (200, 3.0), (300, 5.0)]:
-        counter.record(at_ns, energy_j)
+    seen = counter((0, 100.0), (100, 110.0), (140, 110.0), (200, 3.0), (300, 5.0))
 
-    assert counter.energy_j(0, 300) is None
-    assert counter.energy_j(150, 250) is None
-    assert counter.energy_j(200, 300) == pytest.approx(2.0)
+    assert seen.energy_j(0, 140) == 10.0  # a constant value is no reset
+    assert seen.energy_j(0, 300) is None
+    assert seen.energy_j(150, 250) is None
+    assert seen.energy_j(200, 300) == pytest.approx(2.0)
 
 
 @given(cuts=st.lists(st.integers(0, 1000), min_size=1, max_size=8))
@@ -255,7 +246,8 @@ def test_clocks_between_two_instants(begin_ns: int, end_ns: int, pieces: list[tu
     assert list(history((10, 7), (20, 9)).clocks_between(begin_ns, end_ns)) == pieces
 
 
-def test_of_two_changes_at_one_instant_the_later_record_counts() -> None:
+def test_records_are_sorted_and_of_two_at_one_instant_the_later_counts() -> None:
+    assert list(history((20, 9), (10, 7)).clocks_between(0, 30)) == [(5, 10), (7, 10), (9, 10)]
     assert list(history((10, 7), (10, 9), (20, 11)).clocks_between(0, 30)) == [(5, 10), (9, 10), (11, 10)]
 
 
@@ -317,11 +309,6 @@ def test_repeated_and_late_edges_are_ignored() -> None:
 
     assert seen.energy_j(10, 30) == 2.0
     assert seen._at_ns == [10, 20, 30]
-
-
-def test_a_decrease_of_the_counter_is_a_reset_and_a_constant_value_is_not() -> None:
-    assert counter((10, 1.0), (20, 1.0), (30, 2.0)).energy_j(10, 30) == 1.0
-    assert counter((10, 1.0), (20, 0.5), (30, 2.0)).energy_j(10, 30) is None
 
 
 def test_energy_is_known_again_after_an_interruption() -> None:

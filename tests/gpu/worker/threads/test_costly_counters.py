@@ -159,7 +159,7 @@ def test_calls_that_are_held_up_on_a_busy_host_take_no_update_for_another(seed: 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("name", "span_s"), [("load_steps", 5), ("idle_after_work", 3)])
 def test_a_recorded_gpu_has_the_energy_that_its_counter_shows(name: str, span_s: int, seed: int) -> None:
-    """Within 0.5 % over five seconds in nine of ten spans, and 1 % in each; the shorter record allows for three.
+    """Within 0.5 % over five seconds in each span; the shorter record allows for three.
 
     Each record begins with a step of power, of which nothing is known before: spans begin after the first update.
     """
@@ -167,14 +167,13 @@ def test_a_recorded_gpu_has_the_energy_that_its_counter_shows(name: str, span_s:
     if not path.exists():
         pytest.skip(f"the recorded trace {path} is not on this machine")
     trace = Trace(path, begin_ns=25 * S)
-    host = CostlyHost([trace], trace.at_ns[-1] + 2 * S, seed).run()
+    host = CostlyHost([trace], trace.end_ns + 2 * S, seed).run()
 
-    counter, updates = host.counter(0), trace.updates()[1:]
+    counter, updates = host.counter(0), trace.updates[2:]
     spans = [(a, b) for a in updates for b in updates if span_s * S <= b[0] - a[0] < (span_s + 0.2) * S]
     errors = [
         abs((counter.energy_j(begin_ns, end_ns) or 0.0) / (end_j - begin_j) - 1.0)
         for (begin_ns, begin_j), (end_ns, end_j) in spans
     ]
     assert len(errors) > 9
-    assert sorted(errors)[int(0.9 * len(errors)) - 1] < 0.005
-    assert max(errors) < 0.01
+    assert max(errors) < 0.005
