@@ -86,13 +86,13 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "distances start at FAR and only decrease",
     ),
     Equivalent(
-        f"{_PLANNING}/envpipe.py",
+        "plugins/gpuenergyd_other_policies/envpipe.py",
         "i.pp_rank == last_rank",
         "i.pp_rank >= last_rank",
         "last_rank is the highest rank",
     ),
     Equivalent(
-        f"{_PLANNING}/envpipe.py",
+        "plugins/gpuenergyd_other_policies/envpipe.py",
         "for r in range(num_ranks - 1):",
         "for r in range(num_ranks - 2):",
         "the omitted round handles the last rank, which has no ranks behind it and hence nothing to lower",
