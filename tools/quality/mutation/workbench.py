@@ -102,7 +102,9 @@ class Workbench:
         Raises:
             RuntimeError: the tests cannot be run.
         """
-        key = digest_of(self.tree, ("gpuenergyd", "plugins", "policies", "tests/support", tests), f"{is_compiled} {sources}")
+        key = digest_of(
+            self.tree, ("gpuenergyd", "plugins", "policies", "tests/support", tests), f"{is_compiled} {sources}"
+        )
         data, seconds, settings = (kept / f"{key}.{ending}" for ending in ("sqlite", "json", "ini"))
         kept.mkdir(parents=True, exist_ok=True)
         if not seconds.exists():
