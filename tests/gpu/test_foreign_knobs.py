@@ -131,8 +131,14 @@ def test_a_foreign_clock_lock_is_seen_planned_inside_and_stands_at_the_end(
                 lock_mhz = foreign.locked_sm_clock_mhz(gpu) or 1410
                 return lock_mhz if own["sm_clock_mhz"] == own["requested_sm_clock_mhz"] == lock_mhz else 1410
 
-            wait_until(lambda: lock_in_effect_mhz() <= 1410 - 90, log=lambda: daemon.log)
-            sm_clock_mhz = lock_in_effect_mhz() + difference_mhz
+            in_effect_mhz = [1410]
+
+            def is_lowered() -> bool:
+                in_effect_mhz.append(lock_in_effect_mhz())
+                return in_effect_mhz[-1] <= 1410 - 90
+
+            wait_until(is_lowered, log=lambda: daemon.log)
+            sm_clock_mhz = in_effect_mhz[-1] + difference_mhz
 
             def is_seen() -> bool:
                 """Set the lock again where it is gone, as DCGM does with its targets, until it has been seen."""
