@@ -214,12 +214,7 @@ def test_a_loop_whose_planned_clock_is_in_force_marks_only_the_ends_of_its_itera
 def test_hooks_of_phases_do_nothing_in_an_iteration_that_is_not_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither timed nor requesting a clock: no tensor gets a hook, and the next iteration's phases are seen again."""
     seen: list[str] = []
-
-    def backward_begins(_marks: PhaseMarks) -> bool:
-        seen.append("B")
-        return False
-
-    monkeypatch.setattr(PhaseMarks, "backward_begins", backward_begins)
+    monkeypatch.setattr(PhaseMarks, "backward_begins", lambda _marks: seen.append("B"))  # None: no end to mark
     monkeypatch.setattr(PhaseMarks, "optimizer_begins", lambda _marks: seen.append("O"))
     marks, model = PhaseMarks(), torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
