@@ -25,8 +25,9 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.report.printing import print_figures
 from gpuenergyd.core.pipeline.graph import InstructionKind
-from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
+from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from gpuenergyd_policies.full_speed import FullSpeed
 from gpuenergyd_sim.driver.device_model import blocking_power_w
 from gpuenergyd_sim.driver.device_parameters import MODELS, device_parameters
 from gpuenergyd_sim.virtual_training.work import ModelWork, Work
@@ -37,14 +38,6 @@ from tests.support.virtual_loop import DataParallelLoops, VirtualLoop, Wait
 NUM_ITERATIONS = 200
 ENERGY_NOISE_RATIO = 0.005
 ASSUMED_LATENCY_S = 0.03
-
-
-class FullSpeed:
-    """A policy without a plan."""
-
-    def next_plan(self, view: JobView) -> Any:
-        """Refuse."""
-        raise NotImplementedError(view.job_id)
 
 
 def main() -> int:

@@ -118,10 +118,9 @@ class RankClient:
     num_left: int
     """Those of them that have not begun: as long as there are two, an adapter may count one down instead of calling
     `begin_iteration` and `end_iteration`."""
-    assumes_order = False
-    """Whether the adapter, of a loop, leaves the order of an iteration unchecked that is not timed."""
     is_assumed: bool
-    """Whether the current iteration is neither timed nor requests a clock, so that such an adapter need not mark it."""
+    """Whether the current iteration is its only instruction, neither timed nor requesting a clock, so that an adapter
+    need not mark it."""
     _plain_until: int
     """Index before which no iteration is timed, and no cost of the client's calls is measured."""
     _is_raised: bool
@@ -432,7 +431,7 @@ class RankClient:
         self._due = {} if begun_ns < self._in_force_until_ns else self._requests
         if self._in_force_until_ns and self._due:
             self._in_force_until_ns = begun_ns + _REPEAT_AFTER_NS
-        self.is_assumed = not self._due and (self.assumes_order or len(self._order) == 1)
+        self.is_assumed = not self._due and len(self._order) == 1
         self._begun, self._timed.is_timed = [*self._order] if self.is_assumed else [], False
         self._timer.begin_iteration(None if ended is None else ended[0], is_timed=False)
         if self._unqueued is not None:

@@ -211,8 +211,7 @@ def test_a_loop_whose_planned_clock_is_in_force_marks_only_the_ends_of_its_itera
     assert client.total_errors == 0
 
 
-def test_hooks_of_phases_do_nothing_in_an_iteration_that_is_not_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither timed nor requesting a clock: no tensor gets a hook, and the next iteration's phases are seen again."""
+def test_hooks_of_phases_do_nothing_in_an_iteration_recorded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr(PhaseMarks, "backward_begins", lambda _marks: seen.append("B"))  # None: no end to mark
     monkeypatch.setattr(PhaseMarks, "optimizer_begins", lambda _marks: seen.append("O"))
@@ -220,27 +219,15 @@ def test_hooks_of_phases_do_nothing_in_an_iteration_that_is_not_marked(monkeypat
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     hooks = TorchPhases(torch, marks)
     try:
-        for is_unmarked in (False, True, False):
-            marks.is_unmarked = is_unmarked
-            seen.append("unmarked" if is_unmarked else "marked")
+        for is_left_out in (False, True, False):
+            marks.is_left_out = is_left_out
+            seen.append("left out" if is_left_out else "marked")
             model(torch.ones(2, 4)).square().mean().backward()
             optimizer.step()
     finally:
         hooks.detach()
 
-    assert seen == ["marked", "B", "O", "unmarked", "marked", "B", "O"]
-
-
-def test_a_loop_under_a_plan_whose_clock_is_in_force_assumes_its_phases(daemon: FakeDaemon) -> None:
-    daemon.takes_untimed = True
-    client = RankClient(replace(LOOP_RANK, job_name="loop", gpu_uuid="GPU-1"), socket_path=daemon.socket_path)
-    client.register(ORDER)
-    for is_loop in (False, True):
-        client.assumes_order = is_loop
-        client._begin_like_previous(None, 0)
-        assert client.is_assumed is is_loop
-        assert client.end_iteration() == (ORDER if is_loop else ())
-    client.release()
+    assert seen == ["marked", "B", "O", "left out", "marked", "B", "O"]
 
 
 def test_a_rank_joins_a_daemon_that_replaces_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,10 +75,8 @@ class PhaseMarks:
         self.is_in_iteration = False
         """Whether an iteration has begun and not ended."""
         self._is_paused = False
-        self._is_left_out = False
-        """Whether the present iteration is recorded together with others."""
-        self.is_unmarked = False
-        """Whether nothing within the present iteration is marked, because it is left out, or its order is assumed."""
+        self.is_left_out = False
+        """Whether the present iteration is recorded together with others, so that nothing of it is marked."""
         self._kind = ""
         self._slot = NOT_RECORDED
         self._microbatch = 0
@@ -92,7 +90,6 @@ class PhaseMarks:
 
     def follow(self, client: RankClient) -> None:
         self._client = client
-        client.assumes_order = True
 
     def learn_times(self, times: IterationTimes) -> None:
         """Store the times of an iteration before the registration; callable on any thread."""
@@ -133,7 +130,7 @@ class PhaseMarks:
             return
         if client.num_left > 1:
             client.num_left -= 1
-            self.is_in_iteration = self._is_left_out = self.is_unmarked = True
+            self.is_in_iteration = self.is_left_out = True
             self._may_begin = self._has_stepped = False
             return
         try:
@@ -147,8 +144,7 @@ class PhaseMarks:
             self.is_in_iteration, self._is_paused, self._has_phases = True, False, False
             self._microbatch = self._num_steps = 0
             self._kind, self._slot = "F", NOT_RECORDED
-            self.is_unmarked = client.is_assumed
-            if not self.is_unmarked:
+            if not (client.is_assumed and self.is_whole):
                 self._slot = client.begin_instruction("F", 0)
         except Exception:  # noqa: BLE001  must not reach training
             self.num_errors += 1
@@ -159,8 +155,8 @@ class PhaseMarks:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """End the iteration; one that raises is discarded."""
-        if self._is_left_out and kind is None:
-            self.is_in_iteration = self._is_left_out = self.is_unmarked = False
+        if self.is_left_out and kind is None:
+            self.is_in_iteration = self.is_left_out = False
         elif kind is not None:
             self.abandon_iteration()
         else:
@@ -171,14 +167,14 @@ class PhaseMarks:
         client = self._client
         if client is None or not self.is_in_iteration:
             return
-        if self._is_left_out:
-            self.is_in_iteration = self._is_left_out = self.is_unmarked = False
+        if self.is_left_out:
+            self.is_in_iteration = self.is_left_out = False
             return
         try:
             if self._slot != NOT_RECORDED:
                 client.end_instruction(self._slot)
             self._kind, self._slot = "", NOT_RECORDED
-            self.is_in_iteration = self.is_unmarked = False
+            self.is_in_iteration = False
             if self._has_phases:
                 self._begin("D", 0)
                 self._kind, self._slot = "", NOT_RECORDED
@@ -192,7 +188,7 @@ class PhaseMarks:
     def abandon_iteration(self) -> None:
         """Discard the iteration, for instance after an exception."""
         if self._client is not None:
-            self.is_in_iteration = self._is_left_out = self.is_unmarked = False
+            self.is_in_iteration = self.is_left_out = False
             self._kind, self._slot = "", NOT_RECORDED
             self._client.abandon_iteration()
 

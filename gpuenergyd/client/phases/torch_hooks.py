@@ -179,7 +179,7 @@ class TorchPhases:
 
     def _before_forward(self, module: Any, _args: Any) -> None:
         marks = self._marks
-        if self._torch.compiler.is_compiling() or marks.is_unmarked or (marks.is_whole and marks.is_in_iteration):
+        if self._torch.compiler.is_compiling() or marks.is_left_out or (marks.is_whole and marks.is_in_iteration):
             return
         if self._is_training(module):
             marks.forward_begins()
@@ -191,7 +191,7 @@ class TorchPhases:
             self._marks.pause()
 
     def _after_forward(self, module: Any, _args: Any, output: Any) -> None:
-        if self._torch.compiler.is_compiling() or self._marks.is_unmarked or not self._is_training(module):
+        if self._torch.compiler.is_compiling() or self._marks.is_left_out or not self._is_training(module):
             return
         try:
             for number, tensor in enumerate(_tensors(output, self._torch.Tensor)):
@@ -214,7 +214,7 @@ class TorchPhases:
 
     def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Mark the start of the step; if the step runs forward and backward in a closure, mark it after those."""
-        if self._marks.is_unmarked:
+        if self._marks.is_left_out:
             return None
         try:
             if not self._is_of_root(optimizer):
@@ -241,7 +241,7 @@ class TorchPhases:
 
     def after_step(self, optimizer: Any) -> None:
         """Mark the end of a step."""
-        if self._marks.is_unmarked and not self._marks.follows_steps:
+        if self._marks.is_left_out and not self._marks.follows_steps:
             return
         try:
             is_of_root = self._is_of_root(optimizer)

@@ -38,14 +38,13 @@ TrainingKey = tuple[int, str, str]
 """uid, job name, run key."""
 
 
-def check_paces(report: object) -> None:
-    """Check the times that a rank reports of replicas on other hosts, in fields named as those of `PaceReport`.
+def check_paces(**times_s: float | None) -> None:
+    """Check the times that a rank reports of replicas on other hosts, by the names of their fields.
 
     Raises:
         ProtocolError: a time is out of range.
     """
-    for name in ("slowest_other_time_s", "age_s", "least_other_overhead_s"):
-        value = getattr(report, name)
+    for name, value in times_s.items():
         if value is not None and not (math.isfinite(value) and 0 <= value <= MAX_PACE_S):
             raise ProtocolError(f"{name} {value} must be in [0, {MAX_PACE_S:g}] s")
 
@@ -134,7 +133,11 @@ class Replicas:
         Raises:
             ProtocolError: a time is out of range.
         """
-        check_paces(report)
+        check_paces(
+            slowest_other_time_s=report.slowest_other_time_s,
+            age_s=report.age_s,
+            least_other_overhead_s=report.least_other_overhead_s,
+        )
         group = self._group(runner.job_id)
         if runner.job.is_ended or group is None:
             return PaceReply(None, None)

@@ -139,7 +139,11 @@ class PipelineLeader:
             ProtocolError: measurements are out of range, or the pipeline has another size than before.
             JobError: the stages' orders or GPUs do not fit together.
         """
-        check_paces(report)
+        check_paces(
+            slowest_other_time_s=report.slowest_other_time_s,
+            age_s=report.age_s,
+            least_other_overhead_s=report.least_other_overhead_s,
+        )
         parts = self._parts
         size = report.num_pp_ranks, report.num_tp_ranks
         if size != (parts.num_pp_ranks, parts.num_tp_ranks):
