@@ -66,11 +66,10 @@ def search_plan(view: JobView, settings: tuple[Setting, ...], goal: Goal) -> Clo
         measured = surely_fast & points.keys() | curves.fast_enough(longest_ratio, sigmas=0) & {current}
     permitted = measured | {own for own in surely_fast - points.keys() if _is_between(own, points, longest_ratio)}
     is_searched = not view.target.is_forced  # a straggler, whose pace this is, may have gone before a search has ended
-    permitted = permitted if is_searched else surely_fast
     search = SettingSearch(curves, goal.cost, measured, longest_ratio)
     if is_searched and current not in permitted and (setting := _next_to_measure(view, search, points)) is not None:
         return _measuring(view, setting, goal)
-    best = replace(search, permitted=permitted).best(current=current)
+    best = replace(search, permitted=permitted if is_searched else surely_fast).best(current=current)
     if best is None:
         plan = plan_at_full_speed(view, goal.otherwise, cost=goal.cost)
     else:
