@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.policy_api.policy import OfflinePlan, OfflineRequest, PowerCap, PowerFigures
-from gpuenergyd_policies.planning.capped.plan import CappedProblem, wave_of
+from gpuenergyd_plan.offline.capped_problem import CappedProblem
 from gpuenergyd_policies.planning.plan_evaluation import baseline, rank_orders
+from gpuenergyd_policies.planning.power_waves import wave_of
 
 
 def plan_under_cap(request: OfflineRequest, cap: PowerCap) -> OfflinePlan:

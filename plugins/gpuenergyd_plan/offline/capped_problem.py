@@ -10,20 +10,19 @@ frontier's bound at T. That bound minus cap * T falls as T grows, because waitin
 plan is faster than the T at which the difference becomes zero, nor than the critical path at full speed.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
 import numpy as np
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph
-from gpuenergyd.core.pipeline.power_swing import PowerWave, power_wave
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.core.policy_api.policy import PowerCap
 from gpuenergyd.errors import TargetError
-from gpuenergyd_policies.planning.capped.fitting_kernels import CappedGraph, Fitting, PowerOptions, fit, improve
+from gpuenergyd_plan.offline.fitting_kernels import CappedGraph, Fitting, PowerOptions, fit, improve
 from gpuenergyd_policies.planning.compiled import floats, ints
 from gpuenergyd_policies.planning.frontier import Effort, SolvedPlan, solve
+from gpuenergyd_policies.planning.power_waves import WavePlan, fast_to_frugal, mean_power_w
 
 _SLOWDOWN_RATIOS = (0.0, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.065, 0.08, 0.1, 0.13, 0.17, 0.22, 0.3)
 """Slowdowns of the frontier plans tried as guides."""
@@ -36,40 +35,6 @@ _WINDOW_TRIALS = 8
 _BOUND_STEPS = 24
 _SAME_RATIO = 1e-9
 _SEED = 1
-
-
-@dataclass(frozen=True, slots=True)
-class WavePlan:
-    """Clock options of every node with their power wave."""
-
-    options: tuple[ClockOption, ...]
-    wave: PowerWave
-
-    @classmethod
-    def of(cls, graph: DependencyGraph, profile: PipelineProfile, options: Iterable[ClockOption]) -> "WavePlan":
-        chosen = tuple(options)
-        return cls(chosen, wave_of(graph, profile, chosen))
-
-    @property
-    def iteration_time_s(self) -> float:
-        return self.wave.iteration_time_s
-
-    def as_solved(self, solved: SolvedPlan) -> SolvedPlan:
-        """Return this plan as if a solver had found it for the same deadline, with the same bound."""
-        return replace(
-            solved,
-            sm_clocks_mhz=tuple(option.sm_clock_mhz for option in self.options),
-            durations_s=tuple(option.time_s for option in self.options),
-            energies_j=tuple(option.energy_j for option in self.options),
-            iteration_time_s=self.wave.iteration_time_s,
-            energy_j=self.wave.energy_j,
-        )
-
-
-def wave_of(graph: DependencyGraph, profile: PipelineProfile, options: Sequence[ClockOption]) -> PowerWave:
-    """Return the power wave of an iteration whose node i runs with the i-th option as early as possible."""
-    planned = timeline(graph, [option.time_s for option in options])
-    return power_wave(planned, [_power_w(option) for option in options], profile.blocking_power_w)
 
 
 class CappedProblem:
@@ -202,7 +167,7 @@ class CappedProblem:
         for node in self._nodes:
             power_w = solved.energies_j[node] / solved.durations_s[node]
             options = self._options[node]
-            fitting = (k for k, option in enumerate(options) if _power_w(option) <= power_w * (1 + _SAME_RATIO))
+            fitting = (k for k, option in enumerate(options) if mean_power_w(option) <= power_w * (1 + _SAME_RATIO))
             found.append(next(fitting, len(options) - 1))
         return found
 
@@ -232,11 +197,11 @@ class CappedProblem:
             needed_w = blocking_w
             for k in reversed(range(int(first), int(end))):
                 after[k] = needed_w
-                needed_w = floor[k] = max(needed_w, _power_w(options[k][-1]))
+                needed_w = floor[k] = max(needed_w, mean_power_w(options[k][-1]))
         return PowerOptions(
             start=ints(np.cumsum([0] + [len(own) for own in options])),
             times=floats([option.time_s for own in options for option in own]),
-            powers=floats([_power_w(option) for own in options for option in own]),
+            powers=floats([mean_power_w(option) for own in options for option in own]),
             energies=floats([option.energy_j for own in options for option in own]),
             floor=floats(floor),
             after=floats(after),
@@ -251,19 +216,6 @@ def _meets(plan: WavePlan, cap: PowerCap) -> bool:
 def _rank(plan: WavePlan) -> tuple[float, float]:
     """Return the sort key of plans: time, then energy."""
     return plan.wave.iteration_time_s, plan.wave.energy_j
-
-
-def _power_w(option: ClockOption) -> float:
-    return option.energy_j / option.time_s
-
-
-def fast_to_frugal(options: Sequence[ClockOption]) -> tuple[ClockOption, ...]:
-    """Return the options that no other option beats in both time and power, fastest first."""
-    kept: list[ClockOption] = []
-    for option in sorted(options, key=lambda o: (o.time_s, _power_w(o))):
-        if not kept or _power_w(option) < _power_w(kept[-1]):
-            kept.append(option)
-    return tuple(kept)
 
 
 def _by_rank(graph: DependencyGraph) -> list[int]:

@@ -15,10 +15,10 @@ import numpy as np
 from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.power_swing import PlannedSwing, PowerWave, band_energy_w2, harmonics_in_band, swing_of
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile
-from gpuenergyd_policies.planning.capped.plan import WavePlan, fast_to_frugal, wave_of
+from gpuenergyd_plan.flat.kernels import Band, FlatGraph, FlatLimits, FlatOptions, FlatState, flatten
 from gpuenergyd_policies.planning.compiled import IS_COMPILED, floats, ints
-from gpuenergyd_policies.planning.flat.kernels import Band, FlatGraph, FlatLimits, FlatOptions, FlatState, flatten
 from gpuenergyd_policies.planning.frontier import SolvedPlan
+from gpuenergyd_policies.planning.power_waves import WavePlan, fast_to_frugal, wave_of
 
 EXTRA_ENERGY_RATIO = 0.002
 """Energy that a flatter plan may need beyond the minimum."""
