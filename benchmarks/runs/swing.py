@@ -32,8 +32,7 @@ from gpuenergyd.core.pipeline.graph import (
 )
 from gpuenergyd.core.pipeline.power_swing import SwingFigures, swing_of
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
-from gpuenergyd_plan.flat.orders import flattest_order
-from gpuenergyd_plan.flat.plan import EXTRA_ENERGY_RATIO, flat_plan
+from gpuenergyd_plan.flat.plan import EXTRA_ENERGY_RATIO, flat_plan, flattest_order
 from gpuenergyd_plan.inputs import plan_input
 from gpuenergyd_plan.offline.order_choice import plan_order
 from gpuenergyd_plan.tables import PlanOptions

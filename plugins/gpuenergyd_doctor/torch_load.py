@@ -71,9 +71,6 @@ def _next_message(output: IO[bytes], limit_s: float) -> dict[str, Any] | None:
     return dict(json.loads(output.readline() or "{}"))
 
 
-# --- the program ---
-
-
 def main() -> None:
     """Measure, then compute; an error is also printed as JSON."""
     try:

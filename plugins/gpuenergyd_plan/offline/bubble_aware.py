@@ -23,7 +23,7 @@ from gpuenergyd.core.policy_api.policy import (
 )
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import TargetError
-from gpuenergyd_plan.flat.plan import EXTRA_ENERGY_RATIO, flat_plan, planned_swing
+from gpuenergyd_plan.flat.plan import EXTRA_ENERGY_RATIO, flat_plan, flattest_order, planned_swing
 from gpuenergyd_plan.offline.inflight import plan_inflight
 from gpuenergyd_policies.planning.compiled import COMPILE_CLOCK, plain_python
 from gpuenergyd_policies.planning.frontier import SolvedPlan, frontier, solve, solve_with_frontier, warm_up
@@ -160,7 +160,6 @@ def _chosen_order(request: OfflineRequest, deadline_s: float) -> tuple[OrderPlan
 
     If the flattest plan is wanted, the order is the flattest among those of nearly the least energy.
     """
-    from gpuenergyd_plan.flat.orders import flattest_order  # noqa: PLC0415  start fast
     from gpuenergyd_plan.offline.chunks import plan_chunk_order  # noqa: PLC0415
     from gpuenergyd_plan.offline.order_choice import plan_order  # noqa: PLC0415
 

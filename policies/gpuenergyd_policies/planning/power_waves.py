@@ -45,7 +45,6 @@ def wave_of(graph: DependencyGraph, profile: PipelineProfile, options: Sequence[
 
 
 def mean_power_w(option: ClockOption) -> float:
-    """Return the mean power of an instruction with this option."""
     return option.energy_j / option.time_s
 
 

@@ -11,8 +11,7 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import TargetError, UsageError
 from gpuenergyd_other_policies.uniform import plan_offline as plan_uniform
 from gpuenergyd_plan.flat.kernels import Band, FlatOptions, FlatState, find_harmonics
-from gpuenergyd_plan.flat.orders import flattest_order
-from gpuenergyd_plan.flat.plan import EXTRA_ENERGY_RATIO, flat_plan
+from gpuenergyd_plan.flat.plan import EXTRA_ENERGY_RATIO, flat_plan, flattest_order
 from gpuenergyd_plan.offline.bubble_aware import plan_offline
 from gpuenergyd_plan.offline.order_choice import plan_order
 from gpuenergyd_policies.full_speed import plan_offline as plan_full_speed
