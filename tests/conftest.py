@@ -65,7 +65,7 @@ LONGEST_FILES = (
     "tools/test_release.py",
     "plugins/across_hosts/ranks/test_torch_across_hosts.py",
     "gpu/worker/test_worker_faults.py",
-    "gpu/drivers/test_command.py",
+    "plugins/command_driver/test_driver.py",
     "plugins/prove/test_training_blocks.py",
     "policies/bubble_aware/test_disturbances.py",
     "plugins/across_hosts/ranks/test_two_hosts.py",

@@ -24,9 +24,9 @@ from gpuenergyd.errors import TargetError
 from gpuenergyd_plan.inputs import PlanInput, plan_input
 from gpuenergyd_plan.offline.bubble_aware import plan_offline
 from gpuenergyd_plan.tables import PlanOptions
-from gpuenergyd_policies.planning.capped.plan import wave_of
 from gpuenergyd_policies.planning.frontier import Effort, solve
 from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
+from gpuenergyd_policies.planning.power_waves import wave_of
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 TABLES = {"A100": ("gpt3-175b_a100-sxm.csv", 83.64), "A40": ("gpt3-175b_a40.csv", 70.38)}

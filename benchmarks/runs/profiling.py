@@ -37,6 +37,7 @@ from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
 from gpuenergyd_policies.planning.switching.requests import clock_changes
+from gpuenergyd_sim.driver.device_model import blocking_power_w
 from gpuenergyd_sim.virtual_training.random_jobs import (
     COMMUNICATION_LATENCY_S,
     LOWEST_RATIO,
@@ -44,6 +45,7 @@ from gpuenergyd_sim.virtual_training.random_jobs import (
     TrueJob,
     random_job,
 )
+from gpuenergyd_sim.virtual_training.training import VirtualTraining
 
 F, B = InstructionKind.F, InstructionKind.B
 
@@ -267,7 +269,17 @@ def measure_interval(job: TrueJob, *, num_iterations: int = 100) -> IntervalOutc
         RankClocks(r, tuple(clock_of[i] for i in order), changes[r]) for r, order in enumerate(job.schedule.orders)
     )
     policy = OnePlan(ClockPlan("one", PlanPurpose.TUNED, ranks))
-    quiet = job.quiet_training(policy, JobRules(proof_iterations=0))
+    quiet = VirtualTraining(
+        job.schedule,
+        job.work,
+        policy,
+        rules=JobRules(proof_iterations=0),
+        switch_latency_s=SWITCH_LATENCY_S,
+        communication_latency_s=COMMUNICATION_LATENCY_S,
+        waiting_power_w=lambda clock: blocking_power_w(job.model, clock),
+        clocks_mhz=job.clocks_mhz,
+        model_name=job.model.model_name,
+    )
     quiet.run(24)
     true_ratio = 1 - quiet.history[-1][1] / quiet.history[5][1]
     noisy = job.training(policy, JobRules())

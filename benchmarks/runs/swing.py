@@ -32,15 +32,14 @@ from gpuenergyd.core.pipeline.graph import (
 )
 from gpuenergyd.core.pipeline.power_swing import SwingFigures, swing_of
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
+from gpuenergyd_plan.flat.plan import EXTRA_ENERGY_RATIO, flat_plan, flattest_order
 from gpuenergyd_plan.inputs import plan_input
 from gpuenergyd_plan.offline.order_choice import plan_order
 from gpuenergyd_plan.tables import PlanOptions
-from gpuenergyd_policies.planning.capped.plan import wave_of
-from gpuenergyd_policies.planning.flat.orders import flattest_order
-from gpuenergyd_policies.planning.flat.plan import EXTRA_ENERGY_RATIO, flat_plan
 from gpuenergyd_policies.planning.frontier import SolvedPlan, solve
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 from gpuenergyd_policies.planning.plan_evaluation import baseline
+from gpuenergyd_policies.planning.power_waves import wave_of
 from gpuenergyd_power.rules.ramp import RampLimiter
 from gpuenergyd_sim.driver.device_model import capped_sm_clock_mhz, instruction_time_s, working_power_w
 from gpuenergyd_sim.driver.device_parameters import device_parameters
@@ -203,8 +202,7 @@ def _chosen_order(limits: Sequence[int]) -> dict[str, Any]:
     deadline_s = baseline(graph, profile).iteration_time_s
     usual = solve(graph, profile, deadline_s=deadline_s)
     cheapest = plan_order(OrderTask(DEMO_MICROBATCHES, profile, deadline_s, limits), near_ratio=EXTRA_ENERGY_RATIO)
-    found = flattest_order(cheapest)
-    flat = found.flat
+    _, flat = flattest_order(cheapest)
     least = _swing((graph, profile), usual)
     own, flattest = _swing((cheapest.graph, cheapest.profile), cheapest.solved), swing_of(flat.wave)
     return {

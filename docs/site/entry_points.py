@@ -45,6 +45,13 @@ GROUPS = {
         "A function from `OfflineRequest` to `OfflinePlan`, see [OfflinePlanner](python-api.md#offlineplanner): plans"
         " from tables, for `gpuenergyd plan --policy NAME`."
     ),
+    "gpuenergyd.flat_planners": (
+        "An object or module with `flat_plan` and `flattest_order`: makes the plans of `bubble-aware:flattest=true`."
+    ),
+    "gpuenergyd.kernels": (
+        "A function that calls all compiled kernels of a plugin, with the plan of a tiny pipeline: kernels are compiled"
+        " when installing, or before the first plan."
+    ),
     "gpuenergyd.carbon_sources": (
         "A function from a `SourceRequest` to an object with `signal` and `fetch`: queries a carbon intensity provider."
     ),

@@ -13,9 +13,8 @@ from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import Instruction, Schedule, dependency_graph
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.core.policy_api.policy import OfflinePlan
-from gpuenergyd.report.colours import ClockScale
 from gpuenergyd.report.formatting import energy_text, time_text
-from gpuenergyd.report.observed_iteration import ObservedIteration
+from gpuenergyd.report.timelines import ClockScale, ObservedIteration
 from gpuenergyd_formats.charts.axes import NARROW, Axis
 from gpuenergyd_formats.charts.timeline import timelines_svg
 from gpuenergyd_plan.inputs import PlanInput, load_planner, plan_input

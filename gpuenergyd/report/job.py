@@ -15,7 +15,7 @@ from gpuenergyd.quantities.rates import Rates, read_rates
 from gpuenergyd.quantities.tariff import Tariff
 from gpuenergyd.report.carbon import NO_CARBON, SAVED_GRAMS, CarbonReport, carbon_report
 from gpuenergyd.report.formatting import energy_text
-from gpuenergyd.report.observed_iteration import ObservedIteration
+from gpuenergyd.report.timelines import ObservedIteration
 from gpuenergyd.store import History, IterationRow, JobSummary, PlanRecord
 from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
 from gpuenergyd.store.records import ORDER_ADVICE, SLOWDOWN_ADVICE

@@ -15,7 +15,6 @@ from gpuenergyd.core.carbon.intensity import IntensitySample, SampleStatus
 from gpuenergyd.core.pipeline.power_swing import SwingFigure
 from gpuenergyd.count_text import count_text
 from gpuenergyd.report import formatting
-from gpuenergyd.report.colours import ClockScale, clock_scale
 from gpuenergyd.report.formatting import power_text
 from gpuenergyd.report.group_keys import GroupBy
 from gpuenergyd.report.groups import EnergyQuery, grouped
@@ -23,6 +22,7 @@ from gpuenergyd.report.headline import Tile, evidence, headline, tiles, time_cos
 from gpuenergyd.report.job import JobReport, before_and_after, plan_in_force
 from gpuenergyd.report.plugin_formats import ReportedJobs, ReportFormat
 from gpuenergyd.report.plugin_groups import GroupTable
+from gpuenergyd.report.timelines import ClockScale, clock_scale
 from gpuenergyd.report.totals import saved_total
 from gpuenergyd.store import History, PlanRecord
 from gpuenergyd.store.records import RollupRecord

@@ -19,6 +19,18 @@ _Row = tuple[Mapping[str, Any], list[str]]
 _DCGM_LABELS = ("gpu", "UUID", "modelName", "hostname", "Hostname")
 """What dcgm-exporter calls a GPU's index, UUID, model and host; `Hostname` until its pull request 655 (May 2026)."""
 
+_DAEMON_GAUGES = (
+    ("uptime_s", "uptime_seconds", "Time since the daemon started."),
+    ("is_degraded", "degraded", "1 if the status has degraded reasons."),
+    ("is_alive", "worker_up", "1 while a GPU worker runs."),
+    ("pue", "pue_ratio", "Power usage effectiveness included in jobs' emissions."),
+    ("watts_saved_w", "saved_power_watts", "Power saved now by jobs with a significant saving."),
+)
+_STORE_COUNTERS = (
+    ("num_rows_written", "rows_written", "Rows written to the database."),
+    ("num_rows_dropped", "rows_dropped", "Rows dropped before they were written."),
+)
+_GPU_COUNTERS = (("total_energy_j", "energy_joules", "Energy counter of the driver."),)
 _GPU_GAUGES = (
     ("power_w", "power_watts", "Last power reading."),
     ("temperature_celsius", "temperature_celsius", "Last temperature reading."),
@@ -94,19 +106,19 @@ _GRID_GAUGES = (
 
 
 _POWER_GAUGES = (
-    ("power_budget_w", "power_budget_watts", "Power budget of this host; absent without one."),
-    ("measured_w", "power_measured_watts", "Power that counts against the budget; absent without a budget."),
-    ("predicted_w", "power_predicted_watts", "Power predicted for the plans in force; absent without a budget."),
+    ("power_budget_w", "budget_watts", "Power budget of this host; absent without one."),
+    ("measured_w", "measured_watts", "Power that counts against the budget; absent without a budget."),
+    ("predicted_w", "predicted_watts", "Power predicted for the plans in force; absent without a budget."),
 )
 _SWING_GAUGES = (
-    ("peak_w", "power_peak_watts", "Highest power of all GPUs in the last minute, as sampled."),
-    ("trough_w", "power_trough_watts", "Lowest power of all GPUs in the last minute, as sampled."),
-    ("ramp_w_per_s", "power_ramp_watts_per_second", "Largest change of mean power from one second to the next."),
-    ("swing_rms_w", "power_swing_rms_watts", "RMS of the power of all GPUs from 0.1 Hz to half the sampling rate."),
+    ("peak_w", "peak_watts", "Highest power of all GPUs in the last minute, as sampled."),
+    ("trough_w", "trough_watts", "Lowest power of all GPUs in the last minute, as sampled."),
+    ("ramp_w_per_s", "ramp_watts_per_second", "Largest change of mean power from one second to the next."),
+    ("swing_rms_w", "swing_rms_watts", "RMS of the power of all GPUs from 0.1 Hz to half the sampling rate."),
 )
 _POWER_COUNTERS = (
-    ("num_cuts", "power_cuts", "Immediate clock reductions because of measured power."),
-    ("over_s", "power_over_budget_seconds", "Time above the power budget."),
+    ("num_cuts", "cuts", "Immediate clock reductions because of measured power."),
+    ("over_s", "over_budget_seconds", "Time above the power budget."),
 )
 
 
@@ -126,29 +138,12 @@ class StatusCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metric families."""
-        status, store, requests = self._status, self._status["store"], self._status["clock_requests"]
-        yield GaugeMetricFamily("gpuenergyd_uptime_seconds", "Time since the daemon started.", status["uptime_s"])
-        yield GaugeMetricFamily(
-            "gpuenergyd_degraded", "1 if the status has degraded reasons.", float(status["is_degraded"])
-        )
-        yield GaugeMetricFamily("gpuenergyd_worker_up", "1 while a GPU worker runs.", status["worker"]["is_alive"])
-        pue = GaugeMetricFamily("gpuenergyd_pue_ratio", "Power usage effectiveness included in jobs' emissions.")
-        if status.get("pue") is not None:
-            pue.add_metric([], status["pue"])
-        yield pue
-        saved = GaugeMetricFamily("gpuenergyd_saved_power_watts", "Power saved now by jobs with a significant saving.")
-        if status.get("watts_saved_w") is not None:
-            saved.add_metric([], status["watts_saved_w"])
-        yield saved
+        status, requests = self._status, self._status["clock_requests"]
+        yield from _families("", _DAEMON_GAUGES, [], [({**status["worker"], **status}, [])])
         for child in ("worker", "policy_host"):
-            restarts = status[child]["num_restarts"]
-            yield CounterMetricFamily(f"gpuenergyd_{child}_restarts", "Restarts of the process.", value=restarts)
-        yield CounterMetricFamily(
-            "gpuenergyd_store_rows_written", "Rows written to the database.", value=store["num_rows_written"]
-        )
-        yield CounterMetricFamily(
-            "gpuenergyd_store_rows_dropped", "Rows dropped before they were written.", value=store["num_rows_dropped"]
-        )
+            restarts = (("num_restarts", "restarts", "Restarts of the process."),)
+            yield from _families(f"{child}_", restarts, [], [(status[child], [])], CounterMetricFamily)
+        yield from _families("store_", _STORE_COUNTERS, [], [(status["store"], [])], CounterMetricFamily)
         refused = CounterMetricFamily(
             "gpuenergyd_clock_requests_refused", "Refused clock requests by reason.", labels=["reason"]
         )
@@ -159,7 +154,6 @@ class StatusCollector(Collector):
         yield from self._jobs()
         yield from self._grid()
         yield from self._power()
-        yield from self._swing()
         yield from self._idle()
 
     def _gpus(self) -> Iterator[Metric]:
@@ -170,14 +164,10 @@ class StatusCollector(Collector):
         for _, (uuid, index, model_name) in gpus:
             info.add_metric([uuid, index, model_name, index, uuid, model_name, host_name, host_name], 1.0)
         yield info
-        energy = CounterMetricFamily("gpuenergyd_gpu_energy_joules", "Energy counter of the driver.", labels=labels)
-        for gpu, values in gpus:
-            if gpu["total_energy_j"] is not None:
-                energy.add_metric(values, gpu["total_energy_j"])
-        yield energy
+        yield from _families("gpu_", _GPU_COUNTERS, labels, gpus, CounterMetricFamily)
         yield _refused_readings(labels, gpus)
-        yield from _gauges("gpu", _GPU_CLOCKS, labels, gpus, factor=_HERTZ_PER_MHZ)
-        yield from _gauges("gpu", _GPU_GAUGES, labels, gpus)
+        yield from _families("gpu_", _GPU_CLOCKS, labels, gpus, factor=_HERTZ_PER_MHZ)
+        yield from _families("gpu_", _GPU_GAUGES, labels, gpus)
         yield _power_profiles(labels, gpus)
         yield _state_gauge("gpu", "state", labels, gpus)
         yield from _switch_latencies(labels, gpus)
@@ -187,45 +177,26 @@ class StatusCollector(Collector):
         jobs = [(j, [j["job_id"], j["job_name"], j["policy"]]) for j in self._status["jobs"]]
         emissions: list[_Row] = [(job.get("carbon") or {}, values) for job, values in jobs]
         targets: list[_Row] = [(job.get("target") or {}, values) for job, values in jobs]
-        for key, name, text in _JOB_COUNTERS:
-            counter = CounterMetricFamily(f"gpuenergyd_job_{name}", text, labels=labels)
-            for job, values in jobs:
-                if job.get(key) is not None:
-                    counter.add_metric(values, job[key])
-            yield counter
+        yield from _families("job_", _JOB_COUNTERS, labels, jobs, CounterMetricFamily)
         yield _state_gauge("job", "phase", labels, jobs)
-        yield from _gauges("job", _JOB_GAUGES, labels, jobs)
-        yield from _gauges("job", _JOB_CARBON_GAUGES, labels, emissions)
+        yield from _families("job_", _JOB_GAUGES, labels, jobs)
+        yield from _families("job_", _JOB_CARBON_GAUGES, labels, emissions)
         saved = [row for row, (job, _) in zip(emissions, jobs, strict=True) if job.get("is_saving_significant")]
-        yield from _gauges("job", _JOB_SAVED_CARBON_GAUGES, labels, saved)
+        yield from _families("job_", _JOB_SAVED_CARBON_GAUGES, labels, saved)
         slowdown = ("slowdown_so_far_ratio", "slowdown_so_far_ratio", "Slowdown of the whole job so far.")
-        yield from _gauges("job", (slowdown,), labels, targets)
+        yield from _families("job_", (slowdown,), labels, targets)
 
     def _power(self) -> Iterator[Metric]:
-        power = self._status.get("power")
-        if power is None:
-            return
-        for key, name, text in _POWER_GAUGES:
-            gauge = GaugeMetricFamily(f"gpuenergyd_{name}", text)
-            if power[key] is not None:
-                gauge.add_metric([], power[key])
-            yield gauge
-        for key, name, text in _POWER_COUNTERS:
-            yield CounterMetricFamily(f"gpuenergyd_{name}", text, value=power[key])
-
-    def _swing(self) -> Iterator[Metric]:
-        swing = self._status.get("swing") or {}
-        for key, name, text in _SWING_GAUGES:
-            gauge = GaugeMetricFamily(f"gpuenergyd_{name}", text)
-            if key in swing:
-                gauge.add_metric([], swing[key])
-            yield gauge
+        if (power := self._status.get("power")) is not None:
+            yield from _families("power_", _POWER_GAUGES, [], [(power, [])])
+            yield from _families("power_", _POWER_COUNTERS, [], [(power, [])], CounterMetricFamily)
+        yield from _families("power_", _SWING_GAUGES, [], [(self._status.get("swing") or {}, [])])
 
     def _idle(self) -> Iterator[Metric]:
         labels = ["gpu_uuid", "index", "model_name"]
         gpus = (self._status.get("idle") or {"gpus": ()})["gpus"]
         rows: list[_Row] = [(own, [own["gpu_uuid"], str(own["index"]), own["model_name"]]) for own in gpus]
-        yield from _gauges("gpu", _IDLE_GAUGES, labels, rows)
+        yield from _families("gpu_", _IDLE_GAUGES, labels, rows)
         for key, name, text in _USE_COUNTERS:
             family = CounterMetricFamily(f"gpuenergyd_gpu_{name}", text, labels=[*labels, "use"])
             for own, values in rows:
@@ -238,7 +209,7 @@ class StatusCollector(Collector):
         if grid is None:
             return
         labels, values = ["zone", "unit"], [grid["zone"], grid["unit"]]
-        yield from _gauges("grid", _GRID_GAUGES, labels, [(grid, values)])
+        yield from _families("grid_", _GRID_GAUGES, labels, [(grid, values)])
         yield _state_gauge("grid", "basis", labels, [(grid, values)])
         skill = GaugeMetricFamily(
             "gpuenergyd_grid_forecast_skill_ratio",
@@ -251,22 +222,24 @@ class StatusCollector(Collector):
         yield skill
 
 
-def _gauges(
-    kind: str,
-    gauges: Iterable[tuple[str, str, str]],
+def _families(
+    prefix: str,
+    metrics: Iterable[tuple[str, str, str]],
     labels: list[str],
     rows: Iterable[_Row],
+    family_of: type[CounterMetricFamily | GaugeMetricFamily] = GaugeMetricFamily,
     *,
     factor: float = 1.0,
 ) -> Iterator[Metric]:
-    """Yield one gauge per (status key, metric name, help text); unknown values are omitted."""
+    """Yield one family per (status key, metric name, help text); unknown values are omitted."""
     shared = [(fields, _Labels(zip(labels, values, strict=True))) for fields, values in rows]
-    for key, name, text in gauges:
-        gauge = GaugeMetricFamily(f"gpuenergyd_{kind}_{name}", text, labels=labels)
-        gauge.samples = [
-            Sample(gauge.name, own, value * factor) for fields, own in shared if (value := fields.get(key)) is not None
+    for key, name, text in metrics:
+        family = family_of(f"gpuenergyd_{prefix}{name}", text, labels=labels)
+        sample_name = f"{family.name}_total" if family.type == "counter" else family.name
+        family.samples = [
+            Sample(sample_name, own, value * factor) for fields, own in shared if (value := fields.get(key)) is not None
         ]
-        yield gauge
+        yield family
 
 
 def _refused_readings(labels: Iterable[str], gpus: Iterable[_Row]) -> Metric:

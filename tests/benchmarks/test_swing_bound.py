@@ -10,7 +10,7 @@ from benchmarks.worlds.swing_bound import least_band_energy_w2
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.power_swing import band_energy_w2
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
-from gpuenergyd_policies.planning.capped.plan import wave_of
+from gpuenergyd_policies.planning.power_waves import wave_of
 from tests.support.examples import examples
 
 

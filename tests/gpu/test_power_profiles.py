@@ -9,7 +9,6 @@ import pytest
 
 from gpuenergyd.errors import DriverError, GpuError, GpuNotFoundError, GpuPermissionError, GpuUnsupportedError
 from gpuenergyd.gpu.device import GpuController
-from gpuenergyd.gpu.drivers.command import CommandHost, Commands
 from gpuenergyd.gpu.drivers.nvml import NvmlHost
 from gpuenergyd.gpu.link.messages import LeaseOwner, PowerProfiles, SetPowerProfile
 from gpuenergyd.gpu.restore.command import restore
@@ -17,6 +16,7 @@ from gpuenergyd.gpu.restore.executor import RestoreResult
 from gpuenergyd.gpu.restore.journal import Control, Journal
 from gpuenergyd.gpu.restore.policy import RestorePolicy, RestoreRules
 from gpuenergyd.gpu.worker.driver_requests import DriverRequests
+from gpuenergyd_command_driver.driver import CommandHost, Commands
 from gpuenergyd_sim.driver.device_parameters import B200, MAX_P, MAX_Q
 from gpuenergyd_sim.driver.host import InstructionWork, SimulatedHost
 from tests.gpu.conftest import NvmlWorld

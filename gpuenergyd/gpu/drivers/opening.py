@@ -13,7 +13,7 @@ from gpuenergyd.gpu.device import GpuDriver
 
 OpenDriver = Callable[[Path | None], GpuDriver]
 
-DRIVERS = {"nvml": "NvmlHost", "command": "CommandHost"}
+DRIVERS = {"nvml": "NvmlHost"}
 """Classes of this package's drivers by name, opened without a search for entry points so that restores are fast."""
 
 

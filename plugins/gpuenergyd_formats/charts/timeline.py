@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from html import escape
 
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
-from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
-from gpuenergyd.report.colours import ClockScale, clock_scale
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, Schedule, dependency_graph
+from gpuenergyd.core.pipeline.schedules import stage_of_chunk, with_communication
+from gpuenergyd.errors import ScheduleError
 from gpuenergyd.report.formatting import clock_text, time_text
-from gpuenergyd.report.observed_iteration import ObservedIteration, instruction_of, observed_critical_path
+from gpuenergyd.report.timelines import ClockScale, ObservedIteration, clock_scale
 from gpuenergyd_formats.charts.axes import TITLE_ROOM, WIDE, Frame, round_step, title_below
 
 _LEFT = 64.0
@@ -159,3 +160,41 @@ def _axis(longest_s: float, scene: _Scene, *, top: float) -> str:
         parts.append(f'<text class="tick" x="{x:.1f}" y="{top + 19:.1f}" text-anchor="{anchor}">{text}</text>')
     parts.append(title_below("time since the start of the iteration", _LEFT, right, top + 19))
     return "".join(parts)
+
+
+def instruction_of(span: ObservedSpan) -> Instruction:
+    return Instruction(span.pp_rank, span.kind, span.microbatch_index, span.chunk_index)
+
+
+def observed_critical_path(spans: Sequence[ObservedSpan], schedule_name: str = "") -> tuple[Instruction, ...]:
+    """Return the critical path, first to last; empty if the spans are not a complete pipeline.
+
+    The path starts at the span that ended last. Each step goes back to the predecessor that ended last, for which the
+    later instruction had to wait. This needs no tolerance for measured times. The schedule name determines the stages
+    of a rank's chunks, and which activations are sent late.
+    """
+    if not spans:
+        return ()
+    by_rank: dict[int, list[ObservedSpan]] = {}
+    for span in sorted(spans, key=lambda s: (s.start_s, s.end_s)):
+        by_rank.setdefault(span.pp_rank, []).append(span)
+    if sorted(by_rank) != list(range(len(by_rank))):
+        return ()
+    schedule = Schedule(
+        name=schedule_name,
+        num_microbatches=1 + max(span.microbatch_index for span in spans),
+        orders=tuple(tuple(instruction_of(span) for span in by_rank[rank]) for rank in sorted(by_rank)),
+        num_chunks=1 + max(instruction_of(span).forward_chunk_index for span in spans),
+        stage_of_chunk=stage_of_chunk(schedule_name, len(by_rank)),
+    )
+    try:
+        graph = dependency_graph(with_communication(schedule))
+    except ScheduleError:
+        return ()
+    end_s = {instruction_of(span): span.end_s for span in spans}
+    node = max(range(len(graph.instructions)), key=lambda v: end_s[graph.instructions[v]])
+    path = [node]
+    while graph.predecessors[node]:
+        node = max((u for u, _ in graph.predecessors[node]), key=lambda u: end_s[graph.instructions[u]])
+        path.append(node)
+    return tuple(graph.instructions[v] for v in reversed(path))

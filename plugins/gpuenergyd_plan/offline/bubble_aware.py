@@ -23,15 +23,15 @@ from gpuenergyd.core.policy_api.policy import (
 )
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import TargetError
+from gpuenergyd_plan.flat.plan import EXTRA_ENERGY_RATIO, flat_plan, flattest_order, planned_swing
 from gpuenergyd_plan.offline.inflight import plan_inflight
-from gpuenergyd_policies.planning.capped.plan import WavePlan
 from gpuenergyd_policies.planning.compiled import COMPILE_CLOCK, plain_python
-from gpuenergyd_policies.planning.flat.plan import EXTRA_ENERGY_RATIO, flat_plan, planned_swing
 from gpuenergyd_policies.planning.frontier import SolvedPlan, frontier, solve, solve_with_frontier, warm_up
 from gpuenergyd_policies.planning.large import TOO_LARGE
 from gpuenergyd_policies.planning.offline_requests import requested_caps
 from gpuenergyd_policies.planning.orders.relaxation import OrderPlan, OrderTask
 from gpuenergyd_policies.planning.plan_evaluation import baseline, rank_orders
+from gpuenergyd_policies.planning.power_waves import WavePlan
 from gpuenergyd_policies.planning.problem import Effort
 
 _BRIEF_INSTRUCTIONS = 96
@@ -162,7 +162,6 @@ def _chosen_order(request: OfflineRequest, deadline_s: float) -> tuple[OrderPlan
     """
     from gpuenergyd_plan.offline.chunks import plan_chunk_order  # noqa: PLC0415
     from gpuenergyd_plan.offline.order_choice import plan_order  # noqa: PLC0415
-    from gpuenergyd_policies.planning.flat.orders import flattest_order  # noqa: PLC0415  start fast
 
     task = _order_task(request, deadline_s)
     if request.schedule is not None and request.schedule.num_chunks > 1:
@@ -171,8 +170,8 @@ def _chosen_order(request: OfflineRequest, deadline_s: float) -> tuple[OrderPlan
         cheapest = plan_order(task, near_ratio=EXTRA_ENERGY_RATIO if request.is_flattest else 0.0)
     if not request.is_flattest:
         return cheapest, None
-    found = flattest_order(cheapest)
-    return replace(found.order, any_order_j=cheapest.any_order_j), found.flat
+    found, flat = flattest_order(cheapest)
+    return replace(found, any_order_j=cheapest.any_order_j), flat
 
 
 def _with_waits(

@@ -1,10 +1,13 @@
 """Measures how much the power of a host has swung in the last minute."""
 
+import cmath
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
-from gpuenergyd.core.pipeline.power_swing import HIGHEST_HZ, SwingFigures, swing_of_samples
+from gpuenergyd.core.pipeline.power_swing import HIGHEST_HZ, LOWEST_HZ, RAMP_WINDOW_S, SwingFigures, harmonics_in_band
 
 WINDOW_S = 60.0
 """Length of time that the figures cover."""
@@ -60,3 +63,40 @@ class SwingMeter:
     def _begin(self, now_s: float | None) -> None:
         self._bins_w.clear()
         self._bin_begin_s, self._sum_w, self._num = now_s, 0.0, 0
+
+
+def swing_of_samples(powers_w: Sequence[float], period_s: float) -> SwingFigures | None:
+    """Return how much measured power swings; None if the samples are shorter than two of the band's longest periods.
+
+    Frequencies above half the sampling rate are not visible, and sensors smooth power.
+
+    Args:
+        powers_w: means over successive periods of the same length.
+        period_s: length of these periods, at least half the shortest period of the band.
+    """
+    n, length_s = len(powers_w), len(powers_w) * period_s
+    if n < 4 or length_s < 2 / LOWEST_HZ:
+        return None
+    mean_w = math.fsum(powers_w) / n
+    # Hann's window, whose squares have a mean of 1.5, keeps slow changes from leaking into the band.
+    tapered_w = [(w - mean_w) * (1 - math.cos(2 * math.pi * (k + 0.5) / n)) for k, w in enumerate(powers_w)]
+    energy_w2 = math.fsum(w * w for w in tapered_w) / n - (math.fsum(tapered_w) / n) ** 2
+    # The mean square is the energy of all harmonics, so subtract the few that lie below the band.
+    for k in range(1, harmonics_in_band(length_s).start):
+        turn = cmath.exp(-2j * math.pi * k / n)
+        now, total = 1 + 0j, 0j
+        for w in tapered_w:
+            total += w * now
+            now *= turn
+        energy_w2 -= 2 * abs(total / n) ** 2
+    in_window = max(1, round(RAMP_WINDOW_S / period_s))
+    before_j = [0.0, *accumulate(powers_w)]
+    means_w = [(before_j[k + in_window] - before_j[k]) / in_window for k in range(n - in_window + 1)]
+    pairs = zip(means_w, means_w[in_window:], strict=False)
+    return SwingFigures(
+        peak_w=max(powers_w),
+        trough_w=min(powers_w),
+        mean_w=mean_w,
+        ramp_w_per_s=max((abs(b - a) for a, b in pairs), default=0.0) / (in_window * period_s),
+        band_energy_w2=max(0.0, energy_w2 / 1.5),
+    )

@@ -11,9 +11,9 @@ from gpuenergyd.core.job.result_text import NOT_SIGNIFICANT, saving_span_text, s
 from gpuenergyd.errors import GpuEnergyError, UsageError
 from gpuenergyd.report.headline import speed_text
 from gpuenergyd.report.job import JobReport, before_and_after, job_reports
-from gpuenergyd.report.observed_iteration import ObservedIteration
 from gpuenergyd.report.plugin_formats import ReportedJobs, plugin_format
 from gpuenergyd.report.terminal.tables import job_table
+from gpuenergyd.report.timelines import ObservedIteration
 from gpuenergyd.store import JobSummary, open_history
 from gpuenergyd_sim.demo.request import DEFAULT_POLICY, DemoRequest
 from gpuenergyd_sim.demo.timelines import timelines_text

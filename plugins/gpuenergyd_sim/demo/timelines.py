@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
-from gpuenergyd.report.colours import ClockScale, clock_scale
 from gpuenergyd.report.formatting import clock_text, time_text
-from gpuenergyd.report.observed_iteration import ObservedIteration
+from gpuenergyd.report.timelines import ClockScale, ObservedIteration, clock_scale
 
 _RAMP = ".:-=+*#"
 """Characters for SM clocks from the lowest to the highest in the picture, for output without colours."""

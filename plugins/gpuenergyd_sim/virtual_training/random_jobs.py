@@ -81,20 +81,6 @@ class TrueJob:
         waiting_w = blocking_power_w(self.model, self.model.max_sm_clock_mhz)
         return exact_profile(work, clocks_mhz, blocking_power_w=waiting_w)
 
-    def quiet_training(self, policy: ClockPolicy, rules: JobRules) -> VirtualTraining:
-        """Return a run of this job without noise, drift or coarse counters."""
-        return VirtualTraining(
-            self.schedule,
-            self.work,
-            policy,
-            rules=rules,
-            switch_latency_s=SWITCH_LATENCY_S,
-            communication_latency_s=COMMUNICATION_LATENCY_S,
-            waiting_power_w=lambda clock: blocking_power_w(self.model, clock),
-            clocks_mhz=self.clocks_mhz,
-            model_name=self.model.model_name,
-        )
-
     def training(
         self,
         policy: ClockPolicy,

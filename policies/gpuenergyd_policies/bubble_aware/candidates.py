@@ -13,12 +13,12 @@ from gpuenergyd.core.pipeline.plan import ClockChange
 from gpuenergyd.core.pipeline.power_swing import PowerWave, band_energy_w2
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.timeline import Timeline, timeline
+from gpuenergyd_policies.bubble_aware.flat_plans import flat_planner
 from gpuenergyd_policies.bubble_aware.model import PipelineModel
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
-from gpuenergyd_policies.planning.capped.plan import wave_of
-from gpuenergyd_policies.planning.flat.plan import flat_plan
 from gpuenergyd_policies.planning.frontier import SolvedPlan, min_iteration_time_s, solve
 from gpuenergyd_policies.planning.large import TOO_LARGE
+from gpuenergyd_policies.planning.power_waves import wave_of
 from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.planning.switching.dwell import with_longer_dwells
 from gpuenergyd_policies.planning.switching.requests import clock_changes, expected_late_s
@@ -169,7 +169,7 @@ class Candidates:
         graph, deadline_s = self.model.graph, self.solved.iteration_time_s
         if len(graph.instructions) > TOO_LARGE:
             return None
-        flat = flat_plan(
+        flat = flat_planner().flat_plan(
             graph,
             self.cautious,
             self.solved,

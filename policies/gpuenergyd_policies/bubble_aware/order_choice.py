@@ -26,12 +26,12 @@ from gpuenergyd.core.pipeline.reorder import (
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd.errors import ScheduleError, TargetError
 from gpuenergyd_policies.bubble_aware.figures import Figure
+from gpuenergyd_policies.bubble_aware.flat_plans import flat_planner
 from gpuenergyd_policies.bubble_aware.model import PipelineModel
 from gpuenergyd_policies.bubble_aware.outcome import PlanOutcome
 from gpuenergyd_policies.bubble_aware.planning import plan_from_model
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.observed_pipeline import graph_in_order
-from gpuenergyd_policies.planning.flat.orders import flattest_order
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.large import TOO_LARGE
 from gpuenergyd_policies.planning.orders.relaxation import OrderPlan, OrderTask
@@ -208,11 +208,11 @@ def _flattest(cheapest: OrderPlan, found: Sequence[OrderPlan]) -> OrderPlan:
     """Return the order of the flattest plan among those of nearly the least energy."""
     most_j = cheapest.solved.energy_j * (1 + TUNING.flat_extra_ratio)
     near = tuple(order for order in found if order is not cheapest and order.solved.energy_j <= most_j)
-    return flattest_order(
+    return flat_planner().flattest_order(
         replace(cheapest, near=near),
         extra_energy_ratio=TUNING.flat_extra_ratio,
         search_steps=TUNING.flat_search_steps,
-    ).order
+    )[0]
 
 
 def _candidates(view: JobView, task: OrderTask) -> list[Schedule]:

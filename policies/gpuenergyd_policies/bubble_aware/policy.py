@@ -18,6 +18,7 @@ from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView
 from gpuenergyd.core.policy_api.prior_policy import PriorView
 from gpuenergyd_policies.bubble_aware.decisions import decide
 from gpuenergyd_policies.bubble_aware.figures import Figure
+from gpuenergyd_policies.bubble_aware.flat_plans import flat_planner
 from gpuenergyd_policies.bubble_aware.model import FittedJob
 from gpuenergyd_policies.bubble_aware.outcome import PlanOutcome
 from gpuenergyd_policies.bubble_aware.slowdown_advice import with_slowdown_advice
@@ -39,10 +40,12 @@ class BubbleAware:
         """Take the options that follow the policy's name.
 
         Raises:
-            UsageError: an option is unknown or its value invalid.
+            UsageError: an option is unknown, its value invalid, or its plugin not installed.
         """
         flags = flags_of("bubble-aware", options, {"flattest": False, "trials": True})
         self._is_flattest, self._may_try = flags["flattest"], flags["trials"]
+        if self._is_flattest:
+            flat_planner()
         self._summarized: set[str] = set()
         """Plans under whose iterations the curves were summarized; a new policy host does it once more."""
         self._frontiers: dict[bool, tuple[tuple[int, str], tuple[FrontierPoint, ...]]] = {}

@@ -6,7 +6,7 @@ tuple. Loading numba and its cached code takes longer than planning a small pipe
 imported only when the first kernel runs compiled, and `plain_python` avoids that.
 
 Kernels are in files that import only the standard library and other kernel files (a test checks this), so the content
-of these files determines the compiled code.
+of these files determines the compiled code. A kernel of a plugin calls only kernels of its own file and of these.
 """
 
 import hashlib

@@ -7,11 +7,10 @@ import sys
 import time
 from collections.abc import Callable
 from functools import cache
+from importlib.metadata import entry_points
 
 from gpuenergyd_policies.planning.averaging import FlowAveraging
-from gpuenergyd_policies.planning.capped.plan import CappedProblem
 from gpuenergyd_policies.planning.compiled import COMPILE_CLOCK, IS_COMPILED, NO_CACHE_FOLDER, cache_folder
-from gpuenergyd_policies.planning.flat.plan import flat_plan
 from gpuenergyd_policies.planning.frontier import solve, tiny_pipeline
 from gpuenergyd_policies.planning.problem import make_problem
 from gpuenergyd_policies.planning.switching.segments import plan_segments
@@ -19,15 +18,15 @@ from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 
 
 def compile_kernels() -> None:
-    """Plan a tiny pipeline in several ways that together call every kernel."""
+    """Plan a tiny pipeline in several ways that together call every kernel, those of plugins too."""
     num_stages, deadline_s, latency_s = 2, 1.0, 0.01
     graph, profile = tiny_pipeline(num_stages, 2 * num_stages)
     solved = solve(graph, profile, deadline_s=deadline_s)
     simulate_switching(graph, profile, ((),) * num_stages, latency=latency_s)
     plan_segments(graph, profile, solved, deadline_s=deadline_s, max_segments=2, latency=latency_s)
-    flat_plan(graph, profile, solved, search_steps=100)
-    CappedProblem(graph, profile).plan(15.0)
     FlowAveraging(make_problem(graph, profile), deadline_s, forced=False).prices(1)
+    for point in entry_points(group="gpuenergyd.kernels"):
+        point.load()(graph, profile, solved)
 
 
 def prepare_kernels(announce: Callable[[str], None]) -> str | None:

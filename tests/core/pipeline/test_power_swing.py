@@ -13,7 +13,6 @@ from gpuenergyd.core.pipeline.power_swing import (
     harmonics_in_band,
     steepest_ramp_w_per_s,
     swing_of,
-    swing_of_samples,
 )
 
 
@@ -99,25 +98,3 @@ def test_no_instant_has_a_steeper_ramp(wave: PowerWave, window_s: float) -> None
     allowed = 4 * highest_w * wave.iteration_time_s / count * (len(wave.powers_w) + 2) / window_s**2
     if len(here_s):
         assert float(ramps.max()) / window_s**2 <= steepest_ramp_w_per_s(wave, window_s) + allowed + 1e-6
-
-
-def test_samples_of_a_wave_have_its_swing() -> None:
-    at_s = np.arange(600) * 0.1
-    slow_w, swing_w = 5.0 * at_s, 200 * np.sin(2 * math.pi * 0.6 * at_s)
-    drifting_w = 80 * np.sin(2 * math.pi * at_s / 60)
-
-    figures = swing_of_samples((1000 + slow_w + swing_w + drifting_w).tolist(), 0.1)
-
-    assert figures is not None
-    assert figures.band_energy_w2 == pytest.approx(200**2 / 2, rel=0.05)
-    assert figures.mean_w == pytest.approx(1000 + 150, rel=0.01)
-    assert figures.peak_w - figures.trough_w > 400
-    assert 200 < figures.ramp_w_per_s < 600
-
-
-def test_too_few_samples_have_no_swing() -> None:
-    assert swing_of_samples([], 0.1) is None
-    assert swing_of_samples([100.0] * 199, 0.1) is None
-    known = swing_of_samples([100.0] * 200, 0.1)
-    assert known is not None
-    assert (known.band_energy_w2, known.ramp_w_per_s) == (0.0, 0.0)

@@ -13,9 +13,8 @@ from gpuenergyd.core.pipeline.graph import InstructionKind, combined_chunk_index
 from gpuenergyd.core.pipeline.megatron_orders import COMBINED
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.quantities.energy_use import EnergyUse
-from gpuenergyd.report.colours import ClockScale
 from gpuenergyd.report.groups import Group
-from gpuenergyd.report.observed_iteration import ObservedIteration
+from gpuenergyd.report.timelines import ClockScale, ObservedIteration
 from gpuenergyd.store import IterationRow, PlanRecord
 from gpuenergyd.store.records import RollupRecord
 from gpuenergyd_formats.charts.axes import Axis, elapsed_step, elapsed_text, energy_step, energy_tick, round_step

@@ -21,6 +21,7 @@ from tests.support.waiting import LIMIT_S
 
 ROOT = Path(inspect.getfile(gpuenergyd_policies)).parent
 CHECKOUT = Path(__file__).resolve().parents[3]
+OF_PLUGIN = tuple(CHECKOUT.glob("plugins/gpuenergyd_plan/*/*kernels.py"))
 
 
 def _doubled(value: int) -> int:
@@ -213,8 +214,8 @@ def test_kernel_files_import_only_the_standard_library_and_kernel_files() -> Non
     root = Path(compiled.__file__).parents[2]
     kernels = {".".join(path.relative_to(root).with_suffix("").parts) for path in compiled.kernel_files()}
 
-    assert len(kernels) == 10
-    for path in compiled.kernel_files():
+    assert (len(kernels), len(OF_PLUGIN)) == (8, 2)
+    for path in (*compiled.kernel_files(), *OF_PLUGIN):
         if path.name == "compiled.py":
             continue
         imported = {
@@ -229,10 +230,11 @@ def called_kernels() -> set[tuple[str, Kernel[..., Any]]]:
     """Return the kernels that other modules call, by name."""
     # A kernel that only other kernels call is part of what they were compiled to.
     of_kernels = {".".join(("gpuenergyd_policies", *p.relative_to(ROOT).with_suffix("").parts)) for p in kernel_files()}
+    of_kernels |= {f"gpuenergyd_plan.{path.parent.name}.{path.stem}" for path in OF_PLUGIN}
     return {
         (kernel.plain.__name__, kernel)
         for name, module in sys.modules.items()
-        if name.startswith("gpuenergyd_policies.planning.") and name not in of_kernels
+        if name.startswith(("gpuenergyd_policies.planning.", "gpuenergyd_plan.")) and name not in of_kernels
         for kernel in vars(module).values()
         if isinstance(kernel, Kernel)
     }

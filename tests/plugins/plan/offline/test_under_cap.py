@@ -14,8 +14,8 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import TargetError, UsageError
 from gpuenergyd_other_policies.uniform import plan_offline as plan_uniform
 from gpuenergyd_plan.offline.bubble_aware import plan_offline
+from gpuenergyd_plan.offline.under_cap import CappedProblem
 from gpuenergyd_policies.full_speed import plan_offline as plan_full_speed
-from gpuenergyd_policies.planning.capped.plan import CappedProblem
 from gpuenergyd_policies.planning.plan_evaluation import evaluate_clocks
 from tests.policies.planning.pipelines import plain_pipeline
 from tests.support.examples import examples

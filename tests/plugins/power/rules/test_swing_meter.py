@@ -3,9 +3,10 @@
 import math
 import random
 
+import numpy as np
 import pytest
 
-from gpuenergyd_power.rules.swing_meter import WINDOW_S, SwingMeter
+from gpuenergyd_power.rules.swing_meter import WINDOW_S, SwingMeter, swing_of_samples
 
 
 def _run(meter: SwingMeter, seconds: float, *, begin_s: float = 0.0, jitter_s: float = 0.0, hz: float = 0.7) -> float:
@@ -71,3 +72,25 @@ def test_rare_readings_have_no_swing_and_memory_is_bounded() -> None:
     for _ in range(1000):
         meter.observe(200.0, 500.0)
     assert meter.figures() is not None
+
+
+def test_samples_of_a_wave_have_its_swing() -> None:
+    at_s = np.arange(600) * 0.1
+    slow_w, swing_w = 5.0 * at_s, 200 * np.sin(2 * math.pi * 0.6 * at_s)
+    drifting_w = 80 * np.sin(2 * math.pi * at_s / 60)
+
+    figures = swing_of_samples((1000 + slow_w + swing_w + drifting_w).tolist(), 0.1)
+
+    assert figures is not None
+    assert figures.band_energy_w2 == pytest.approx(200**2 / 2, rel=0.05)
+    assert figures.mean_w == pytest.approx(1000 + 150, rel=0.01)
+    assert figures.peak_w - figures.trough_w > 400
+    assert 200 < figures.ramp_w_per_s < 600
+
+
+def test_too_few_samples_have_no_swing() -> None:
+    assert swing_of_samples([], 0.1) is None
+    assert swing_of_samples([100.0] * 199, 0.1) is None
+    known = swing_of_samples([100.0] * 200, 0.1)
+    assert known is not None
+    assert (known.band_energy_w2, known.ramp_w_per_s) == (0.0, 0.0)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
 from gpuenergyd.core.pipeline.graph import InstructionKind
-from gpuenergyd.report.observed_iteration import ObservedIteration
+from gpuenergyd.report.timelines import ObservedIteration
 from gpuenergyd_sim.demo.progress import MAX_SILENCE_S, TICK_S, LineProgress, LiveProgress
 from gpuenergyd_sim.demo.timelines import timelines_text
 from tests.support.sample_history import MAX_CLOCK_MHZ, SLOW_CLOCK_MHZ, spans

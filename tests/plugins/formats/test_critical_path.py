@@ -7,7 +7,7 @@ from gpuenergyd.core.pipeline.graph import InstructionKind, Schedule, dependency
 from gpuenergyd.core.pipeline.megatron_orders import combined_1f1b, megatron_interleaved
 from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd.core.pipeline.timeline import timeline
-from gpuenergyd.report.observed_iteration import observed_critical_path
+from gpuenergyd_formats.charts.timeline import observed_critical_path
 from tests.support.sample_history import spans
 
 

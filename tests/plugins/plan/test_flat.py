@@ -10,17 +10,16 @@ from gpuenergyd.core.policy_api.policy import OfflineRequest
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd.errors import TargetError, UsageError
 from gpuenergyd_other_policies.uniform import plan_offline as plan_uniform
+from gpuenergyd_plan.flat.kernels import Band, FlatOptions, FlatState, find_harmonics
+from gpuenergyd_plan.flat.plan import EXTRA_ENERGY_RATIO, flat_plan, flattest_order
 from gpuenergyd_plan.offline.bubble_aware import plan_offline
 from gpuenergyd_plan.offline.order_choice import plan_order
 from gpuenergyd_policies.full_speed import plan_offline as plan_full_speed
-from gpuenergyd_policies.planning.capped.plan import wave_of
 from gpuenergyd_policies.planning.compiled import floats, ints
-from gpuenergyd_policies.planning.flat.kernels import Band, FlatOptions, FlatState, find_harmonics
-from gpuenergyd_policies.planning.flat.orders import flattest_order
-from gpuenergyd_policies.planning.flat.plan import EXTRA_ENERGY_RATIO, flat_plan
 from gpuenergyd_policies.planning.frontier import Effort, SolvedPlan, solve
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask
 from gpuenergyd_policies.planning.plan_evaluation import baseline, evaluate_clocks
+from gpuenergyd_policies.planning.power_waves import wave_of
 from tests.policies.planning.orders.cases import full_speed_time_s, split_profile
 from tests.policies.planning.pipelines import Pipeline, plain_pipeline, random_pipelines
 from tests.support.examples import examples
@@ -148,16 +147,16 @@ def test_the_flattest_order_keeps_to_time_memory_and_the_least_energy_of_all(
     deadline_s = full_speed_time_s(profile, num_ranks, num_microbatches)
     cheapest = plan_order(OrderTask(num_microbatches, profile, deadline_s, limits), near_ratio=near_ratio)
 
-    found = flattest_order(cheapest, extra_energy_ratio=near_ratio, search_steps=STEPS)
+    order, flat = flattest_order(cheapest, extra_energy_ratio=near_ratio, search_steps=STEPS)
 
     most_j = cheapest.solved.energy_j * (1 + near_ratio) * (1 + 1e-9)
-    assert all(cheapest.solved.energy_j <= order.solved.energy_j <= most_j for order in cheapest.near)
-    clocks = [option.sm_clock_mhz for option in found.flat.options]
-    again = evaluate_clocks(found.order.graph, found.order.profile, clocks)
+    assert all(cheapest.solved.energy_j <= near.solved.energy_j <= most_j for near in cheapest.near)
+    clocks = [option.sm_clock_mhz for option in flat.options]
+    again = evaluate_clocks(order.graph, order.profile, clocks)
     assert again.iteration_time_s <= deadline_s * (1 + 1e-9)
-    assert again.energy_j == pytest.approx(found.flat.wave.energy_j)
+    assert again.energy_j == pytest.approx(flat.wave.energy_j)
     assert again.energy_j <= most_j
-    held = [found.order.schedule.peak_inflight(r) for r in range(num_ranks)]
+    held = [order.schedule.peak_inflight(r) for r in range(num_ranks)]
     assert all(own <= limit for own, limit in zip(held, limits, strict=True))
     if near_ratio == 0.0:
         assert cheapest.near == ()
@@ -169,8 +168,8 @@ def test_where_many_orders_need_nearly_the_least_energy_one_of_them_swings_less_
     alone = plan_order(OrderTask(8, profile, deadline_s, [8, 7, 6, 5]))
     cheapest = plan_order(OrderTask(8, profile, deadline_s, [8, 7, 6, 5]), near_ratio=EXTRA_ENERGY_RATIO)
 
-    of_cheapest, of_all = flattest_order(alone, search_steps=STEPS), flattest_order(cheapest, search_steps=STEPS)
+    (_, of_cheapest), (_, of_all) = (flattest_order(own, search_steps=STEPS) for own in (alone, cheapest))
 
     assert alone.near == ()
     assert len(cheapest.near) >= 2
-    assert band_energy_w2(of_all.flat.wave) < 0.9 * band_energy_w2(of_cheapest.flat.wave)
+    assert band_energy_w2(of_all.wave) < 0.9 * band_energy_w2(of_cheapest.wave)

@@ -40,8 +40,8 @@ from gpuenergyd.gpu.device import (
     HasErrorEvents,
     missing_capabilities,
 )
-from gpuenergyd.gpu.drivers.command_locks import held_lock
 from gpuenergyd.gpu.drivers.opening import DRIVERS, installed_drivers, open_driver
+from gpuenergyd_command_driver.locks import held_lock
 
 _OWN_NAME = "command"
 _COMMANDS = ("lock", "reset", "limit")
@@ -94,7 +94,7 @@ def read_commands(path: Path) -> Commands:
     if not isinstance(timeout_s, int | float) or not 0 < timeout_s <= _MAX_TIMEOUT_S:
         raise DriverError(f"{path}: timeout_s {timeout_s!r}: must be above 0 and at most {_MAX_TIMEOUT_S:g} s")
     reader, world = content.get("reader", "nvml"), content.get("world")
-    if reader not in DRIVERS.keys() - {_OWN_NAME}:
+    if reader not in DRIVERS:
         readers = sorted({*DRIVERS, *installed_drivers()} - {_OWN_NAME})
         if reader not in readers:
             raise DriverError(f"{path}: reader {reader!r}; valid: {', '.join(readers)}")

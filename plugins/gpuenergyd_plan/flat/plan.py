@@ -15,10 +15,11 @@ import numpy as np
 from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.power_swing import PlannedSwing, PowerWave, band_energy_w2, harmonics_in_band, swing_of
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile
-from gpuenergyd_policies.planning.capped.plan import WavePlan, fast_to_frugal, wave_of
+from gpuenergyd_plan.flat.kernels import Band, FlatGraph, FlatLimits, FlatOptions, FlatState, flatten
 from gpuenergyd_policies.planning.compiled import IS_COMPILED, floats, ints
-from gpuenergyd_policies.planning.flat.kernels import Band, FlatGraph, FlatLimits, FlatOptions, FlatState, flatten
 from gpuenergyd_policies.planning.frontier import SolvedPlan
+from gpuenergyd_policies.planning.orders.relaxation import OrderPlan
+from gpuenergyd_policies.planning.power_waves import WavePlan, fast_to_frugal, wave_of
 
 EXTRA_ENERGY_RATIO = 0.002
 """Energy that a flatter plan may need beyond the minimum."""
@@ -63,6 +64,32 @@ def flat_plan(
         and plan.wave.energy_j <= limit_j * (1 + _SAME_RATIO)
     ]
     return min((first, *possible), key=lambda plan: band_energy_w2(plan.wave))
+
+
+def flattest_order(
+    cheapest: OrderPlan, *, extra_energy_ratio: float = EXTRA_ENERGY_RATIO, search_steps: int = SEARCH_STEPS
+) -> tuple[OrderPlan, WavePlan]:
+    """Return the flattest plan found among the cheapest order and those near it, after its order.
+
+    Which order is flattest also depends on the clocks. A first search compares all of them; a second search of equal
+    length improves the flattest. Each search places `search_steps` instructions.
+    """
+    limit_j = cheapest.solved.energy_j * (1 + extra_energy_ratio)
+
+    def flattened(order: OrderPlan, steps: int) -> tuple[OrderPlan, WavePlan]:
+        left_ratio = max(0.0, limit_j / order.solved.energy_j - 1)
+        flat = flat_plan(order.graph, order.profile, order.solved, extra_energy_ratio=left_ratio, search_steps=steps)
+        return order, flat
+
+    if not cheapest.near:
+        return flattened(cheapest, search_steps)
+    orders = (cheapest, *cheapest.near)
+    first = min((flattened(order, search_steps // len(orders)) for order in orders), key=_swing)
+    return min((first, flattened(first[0], search_steps)), key=_swing)
+
+
+def _swing(found: tuple[OrderPlan, WavePlan]) -> float:
+    return band_energy_w2(found[1].wave)
 
 
 def planned_swing(

@@ -1,9 +1,12 @@
-"""SM clocks as colours: dark is slow, bright is fast, also in greyscale and for colour-blind readers."""
+"""Measured timelines of iterations, with SM clocks as colours.
+
+Dark is slow, bright is fast, also in greyscale and for colour-blind readers.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuenergyd.report.observed_iteration import ObservedIteration
+from gpuenergyd.core.measurement.telemetry import ObservedSpan
 
 # Eleven stops of viridis (van der Walt and Smith, 2015; matplotlib's default map), equally spaced from 0 to 1.
 _VIRIDIS = (
@@ -12,6 +15,17 @@ _VIRIDIS = (
 )  # fmt: skip
 UNKNOWN_FILL = "url(#unknown)"
 """Fill pattern of an instruction with unknown clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedIteration:
+    """The measured timeline of one iteration, with a title for charts."""
+
+    title: str
+    iteration_time_s: float
+    spans: tuple[ObservedSpan, ...]
+    schedule_name: str = ""
+    """Name of the schedule, which determines the stages of a rank's chunks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from gpuenergyd.errors import DriverError, GpuError, GpuPermissionError, GpuUnsupportedError
-from gpuenergyd.gpu.drivers import command_locks
-from gpuenergyd.gpu.drivers.command import CommandHost, read_commands
 from gpuenergyd.gpu.drivers.opening import open_driver
+from gpuenergyd_command_driver import locks
+from gpuenergyd_command_driver.driver import CommandHost, read_commands
 from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.support.fake_amd.package import install_fake_amd
 from tests.support.gpu_commands import GpuCommands
@@ -178,7 +178,7 @@ def test_who_restores_waits_for_a_command_of_a_killed_process(
     commands.let("lock", "hangs after setting")
     GpuCommands.create(commands.folder, world.path, timeout_s=5.0)
     program = (
-        "import sys; from pathlib import Path; from gpuenergyd.gpu.drivers.command import CommandHost;"
+        "import sys; from pathlib import Path; from gpuenergyd_command_driver.driver import CommandHost;"
         "CommandHost.open(Path(sys.argv[1])).lock_sm_clock(sys.argv[2], 900)"
     )
     setter = subprocess.Popen([sys.executable, "-c", program, str(commands.path), gpu_uuid], env=environ)
@@ -199,22 +199,22 @@ def test_locks_are_in_no_folder_that_users_share(monkeypatch: pytest.MonkeyPatch
     home = Path(pwd.getpwuid(os.getuid()).pw_dir)
     monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(command_locks, "_RUN", tmp_path / "run")
+    monkeypatch.setattr(locks, "_RUN", tmp_path / "run")
     uid = os.getuid()
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    of_root = command_locks.lock_folder()
+    of_root = locks.lock_folder()
     monkeypatch.setattr(os, "geteuid", lambda: uid or 4242)
     monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_dir=str(home)))
-    without_session = command_locks.lock_folder()
+    without_session = locks.lock_folder()
     (tmp_path / "run" / "user" / str(uid or 4242)).mkdir(parents=True)
-    with_session = command_locks.lock_folder()
+    with_session = locks.lock_folder()
     monkeypatch.setenv("RUNTIME_DIRECTORY", "/run/gpuenergyd-gpu:/run/other")
 
     name = f"gpuenergyd-commands-{uid or 4242}"
     assert of_root == tmp_path / "run" / "gpuenergyd-commands-0"
     assert without_session == home / ".cache" / name
     assert with_session == tmp_path / "run" / "user" / str(uid or 4242) / name
-    assert command_locks.lock_folder() == Path("/run/gpuenergyd-gpu") / name
+    assert locks.lock_folder() == Path("/run/gpuenergyd-gpu") / name
 
 
 def test_a_user_without_a_home_folder_gets_a_line_with_what_to_set(
@@ -224,14 +224,14 @@ def test_a_user_without_a_home_folder_gets_a_line_with_what_to_set(
         raise KeyError(uid)
 
     monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
-    monkeypatch.setattr(command_locks, "_RUN", tmp_path)
+    monkeypatch.setattr(locks, "_RUN", tmp_path)
     monkeypatch.setattr(os, "geteuid", lambda: 4242)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
 
     with pytest.raises(
         DriverError, match="uid 4242 has no home folder for the locks of commands; set RUNTIME_DIRECTORY"
     ):
-        command_locks.lock_folder()
+        locks.lock_folder()
 
 
 @pytest.mark.fault(62)

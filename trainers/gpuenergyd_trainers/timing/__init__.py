@@ -1,1 +1,0 @@
-"""Timers for instructions on CUDA devices and on simulated GPUs."""
