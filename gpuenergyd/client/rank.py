@@ -35,6 +35,7 @@ from gpuenergyd.client.timing.recorder import (
     HostRecorder,
     InstructionTimer,
     IterationTimes,
+    Marks,
     RecordedIteration,
 )
 from gpuenergyd.client.timing.replays import CapturedInstructions
@@ -53,9 +54,10 @@ which raises the clock of a program that it believes to pause, has waited long e
 T = TypeVar("T")
 _FEWEST_TOGETHER = 3
 """Least number of iterations that are recorded as one."""
-_SPANS: tuple[OrderRow, ...] = tuple(("F", number, 0) for number in range(8))
-"""Marks of iterations that are recorded as one with the times of each: so many at most, of 0.1 s together, or of
-`_REPEAT_AFTER_NS` with a clock that stays in force. So the daemon learns of a slow one as soon as without."""
+_SPANS: tuple[OrderRow, ...] = tuple(("F", number, 0) for number in range(15))
+"""Marks of iterations that are recorded as one with the times of each: so many at most, all between two timed ones."""
+_SPANS_LIMIT_S = 0.15
+"""Time that they may take together, so that the daemon learns of a slow one little later than without."""
 _NO_REQUESTS: Mapping[OrderRow, PlannedClockRequest] = {}
 _Ended: TypeAlias = tuple[
     RecordedIteration, int, int, str, bool | None, int, int, tuple[TrueClock, ...], int | None, int
@@ -125,12 +127,18 @@ class RankClient:
     has_spans: bool
     """Whether each of them is marked; if not, they are only counted."""
     _is_in_span: bool
+    _begins: Marks
+    _ends: Marks
+    """What marks their begins and ends."""
     _requests: Mapping[OrderRow, PlannedClockRequest]
     """The current plan's clock requests, by instruction."""
     due: Mapping[OrderRow, PlannedClockRequest]
     """Those of the current iteration."""
     _due_next: Mapping[OrderRow, PlannedClockRequest]
     """Those of the next iteration of several that are recorded as one."""
+    _repeated: PlannedClockRequest | None
+    """The request of a clock that stays in force in them, made in one of every so many."""
+    _repeats_after: int
     can_leave_out: bool
     """Whether none of them requests a clock, so that nothing within them matters."""
     _plain_until: int
@@ -195,6 +203,7 @@ class RankClient:
         self._plans = PlanQueue() if agreed_plans is None else agreed_plans
         self._plan: PreparedPlan = NO_PLAN
         self._requests = self.due = self._due_next = _NO_REQUESTS
+        self._begins = self._ends = []
         self._span = NOT_RECORDED
         self._reporter: Reporter | None = None
         self._sender = ClockSender()
@@ -203,6 +212,7 @@ class RankClient:
         self._is_inert = rank.gpu_uuid is None
         self._is_in_iteration = self._is_in_capture = self._is_raised = self._has_waits = False
         self.has_spans = self._is_in_span = self.can_leave_out = False
+        self._repeated, self._repeats_after = None, 1
         self._iteration_index, self._plan_epoch, self._in_force_until_ns = -1, 0, 0
         self._ended: _Ended | None = None
         """The newest iteration, until the next one begins."""
@@ -444,8 +454,8 @@ class RankClient:
             or self._plan.order
         ):
             return False
-        longest_s = (1 if self._in_force_until_ns else 2) * _REPEAT_AFTER_NS / 1e9
-        num_together = min(num_plain, len(_SPANS), int(longest_s / max(times_s[-1], 1e-6)))
+        time_s = max(times_s[-1], 1e-6)
+        num_together = min(num_plain, len(_SPANS), int(_SPANS_LIMIT_S / time_s))
         if num_together < _FEWEST_TOGETHER:
             return False
         self._queue_unqueued()
@@ -454,17 +464,18 @@ class RankClient:
         self._timer.begin_iteration(ended[0])
         self._queue_report(ended)
         self._begun = None
+        self._begins, self._ends = self._timer.open_marks(_SPANS[:num_together])
         self._timed.begin_group(self._iteration_index)
-        is_once = self._in_force_until_ns > 0
-        if is_once:
+        self._due_next, self._repeated, num_times = self._requests, None, num_together
+        if self._in_force_until_ns:
             self._in_force_until_ns = begun_ns + _REPEAT_AFTER_NS
+            self._repeats_after = max(1, int(_REPEAT_AFTER_NS / 1e9 / time_s))
+            self._due_next, (self._repeated,) = _NO_REQUESTS, self._requests.values()
+            num_times = -(-num_together // self._repeats_after)
+        self.can_leave_out = not self._due_next
         if self._requests and self._recorder is not None:
-            self._recorder.prepare([*self._requests.values()] * (1 if is_once else num_together))
-        self._due_next = self._requests
+            self._recorder.prepare([*self._requests.values()] * num_times)
         self.begin_next(is_first=True)
-        if is_once:
-            self._due_next = _NO_REQUESTS
-        self.can_leave_out = not self._due_next and len(self._order) == 1
         self._cost_ns = (perf_counter_ns() - begun_ns) // num_together
         return True
 
@@ -485,10 +496,13 @@ class RankClient:
             return True
         if self._plans.has_news and not is_first:
             return False
-        number, self.num_left = self._num_together - self.num_left, self.num_left - 1
-        self.due, self._is_in_span, self._span = self._due_next, True, NOT_RECORDED
+        self._span = number = self._num_together - self.num_left
+        self.num_left -= 1
+        self.due, self._is_in_span = self._due_next, True
         try:
-            self._span = self._begin(_SPANS[number])
+            self._begins[number]()
+            if self._repeated is not None and number % self._repeats_after == 0:
+                self._timer.call_at_begin(number, self._repeated)
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
         return True
@@ -498,7 +512,7 @@ class RankClient:
         if self._is_in_span:
             try:
                 self._is_in_span, self.due = False, _NO_REQUESTS
-                self._end(self._span)
+                self._ends[self._span]()
             except Exception:  # noqa: BLE001  must not reach training
                 self._count_error()
 
@@ -516,6 +530,8 @@ class RankClient:
         num_together, self._num_together = self._num_together - self.num_left - self._is_in_span, 0
         self._iteration_index -= self.num_left
         last_index = self._iteration_index - self._is_in_span
+        if self.has_spans:
+            self._timer.close_marks(num_together + self._is_in_span, num_together)
         self.num_left, self._is_in_span, self.due = 0, False, _NO_REQUESTS
         recorded = self._timer.end_iteration()
         num_dropped = self._pop_num_dropped() if self.has_spans and self._requests else 0

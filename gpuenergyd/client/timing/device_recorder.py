@@ -19,14 +19,14 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
 from gpuenergyd.client.timing.clock_probe import ClockProbe, TrueClock
 from gpuenergyd.client.timing.event_buffer import EventBuffer
 from gpuenergyd.client.timing.event_device import Anchor, CountsCycles, EventDevice
-from gpuenergyd.client.timing.recorder import NOT_RECORDED, IterationTimes, RecordedIteration
+from gpuenergyd.client.timing.recorder import NOT_RECORDED, IterationTimes, Marks, RecordedIteration
 from gpuenergyd.client.timing.replays import CapturedInstructions, ReplayReading
 from gpuenergyd.client.timing.stream_follower import StreamFollower
 from gpuenergyd.client.timing.stream_requests import PlannedRequest, StreamRequests
@@ -156,6 +156,20 @@ class DeviceRecorder:
             current.has_ended[slot] = 1
             if len(self._unread) >= self._num_read_together:
                 self._read()
+
+    def open_marks(self, keys: Sequence[OrderRow]) -> tuple[Marks, Marks]:
+        """Return what marks begins and ends of the current iteration's only instructions."""
+        self._keys = dict(enumerate(keys))
+        if self._current is None:
+            return ([_do_nothing] * len(keys),) * 2
+        return self._current.marks(len(keys))
+
+    def close_marks(self, num_begun: int, num_ended: int) -> None:
+        """Take the instructions that these functions have marked."""
+        self._keys = {slot: key for slot, key in self._keys.items() if slot < num_begun}
+        if self._current is not None:
+            self._current.keys = self._keys
+            self._current.has_ended[:num_ended] = bytes([1]) * num_ended
 
     def end_iteration(self) -> RecordedIteration | None:
         """Mark the end of the iteration; None if its begin was not recorded or a graph is being captured."""
