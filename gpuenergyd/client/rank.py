@@ -122,8 +122,10 @@ class RankClient:
     _num_together: int
     """Iterations that are being recorded as one; 0 while each is recorded by itself."""
     num_left: int
-    """Those of them that have not begun: as long as there are two, an adapter may call `begin_next` and `end_next`
-    instead of `begin_iteration` and `end_iteration`."""
+    """Those of them that have not begun: as long as there are more than `num_in_full`, an adapter may call `begin_next`
+    and `end_next` instead of `begin_iteration` and `end_iteration`."""
+    num_in_full: int
+    """1 if the last of them must be marked in full: it ends the others, or the cost of its calls is measured."""
     has_spans: bool
     """Whether each of them is marked; if not, they are only counted."""
     _is_in_span: bool
@@ -212,7 +214,7 @@ class RankClient:
         self._is_inert = rank.gpu_uuid is None
         self._is_in_iteration = self._is_in_capture = self._is_raised = self._has_waits = False
         self.has_spans = self._is_in_span = self.can_leave_out = False
-        self._repeated, self._repeats_after = None, 1
+        self._repeated, self._repeats_after, self.num_in_full = None, 1, 1
         self._iteration_index, self._plan_epoch, self._in_force_until_ns = -1, 0, 0
         self._ended: _Ended | None = None
         """The newest iteration, until the next one begins."""
@@ -476,6 +478,7 @@ class RankClient:
         if self._requests and self._recorder is not None:
             self._recorder.prepare([*self._requests.values()] * num_times)
         self.begin_next(is_first=True)
+        self.num_in_full = 1 if self._timed.is_measured else 0
         self._cost_ns = (perf_counter_ns() - begun_ns) // num_together
         return True
 
@@ -484,7 +487,7 @@ class RankClient:
         if not self.num_left or not self.begin_next():
             self._end_together()
             return False
-        if self.has_spans and not self.num_left and self._timed.is_measured:
+        if self.has_spans and not self.num_left and self.num_in_full:
             self._is_cost_sampled = True
             self._cost_ns += perf_counter_ns() - begun_ns
         return True
@@ -520,7 +523,8 @@ class RankClient:
         """Record the iterations from this one to the next that is timed as one, if there are a few of them."""
         num_together = self._plain_until - self._iteration_index
         if num_together >= _FEWEST_TOGETHER and self.num_tokens == self._usual_num_tokens:
-            self._num_together, self.num_left, self.has_spans = num_together, num_together - 1, False
+            self._num_together, self.num_left, self.num_in_full = num_together, num_together - 1, 1
+            self.has_spans = False
             self._iteration_index += self.num_left
             self._is_in_iteration, self._begun, self.can_leave_out = False, None, True
             self._queue_unqueued()

@@ -334,7 +334,7 @@ def test_iterations_under_a_plan_are_reported_one_by_one_even_if_it_comes_within
 def test_iterations_under_a_settled_plan_are_reported_together_with_the_times_and_requests_of_each(
     rank: ThinnedRank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuenergyd.client.rank._REPEAT_AFTER_NS", 10**18)  # groups are as long, however busy the host
+    monkeypatch.setattr("gpuenergyd.client.rank._SPANS_LIMIT_S", 1e9)  # groups are as long, however busy the host
     rank.daemon.takes_spans = True
     rank.daemon.plans = [plan_slice(1, 0, [("F", 1, 0, 0, 900), ("B", 1, 0, 0, 1200)])]
     wait_until(lambda: rank.run(is_reported=False) is not None and rank.client.plan_epoch == 1)

@@ -184,6 +184,7 @@ def test_a_loop_whose_planned_clock_is_in_force_marks_only_the_ends_of_its_itera
 ) -> None:
     monkeypatch.setattr("gpuenergyd.client.thinning.MOST_COST_RATIO", 0.0)
     monkeypatch.setattr("gpuenergyd.client.rank._REPEAT_AFTER_NS", 10**18)
+    monkeypatch.setattr("gpuenergyd.client.rank._SPANS_LIMIT_S", 1e9)
     daemon.takes_untimed, daemon.takes_spans = True, takes_spans
     daemon.plans = [plan_slice(1, 0, [("F", 0, 0, 0, 900)])]
     training = Training(daemon.socket_path, VirtualDevice())

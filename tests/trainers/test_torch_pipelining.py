@@ -387,6 +387,7 @@ class WatchedRank:
         self.client = SimpleNamespace(
             may_reorder=False,
             num_left=0,
+            num_in_full=1,
             due={},
             begin_instruction=self._begin,
             request_clock=lambda *row: self.requested.append(row),

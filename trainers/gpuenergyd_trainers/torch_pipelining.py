@@ -106,13 +106,15 @@ class PipelineHandle(Handle):
             if not rank.is_active:
                 return step(*args, **kwargs)
             is_training = bool(getattr(self._schedule, "_has_backward", True))
-            if is_training and self._only_requests and rank.client.num_left > 1 and rank.client.begin_next():
+            client = rank.client
+            is_quick = is_training and self._only_requests and client.num_left > client.num_in_full
+            if is_quick and client.begin_next():
                 try:
                     result = step(*args, **kwargs)
                 except BaseException:
                     self.shielded(rank.fail_step)
                     raise
-                rank.client.end_next()
+                client.end_next()
                 return result
             self._last_forward_slot = NOT_RECORDED
             self.shielded(self._begin_step if is_training else rank.pause)

@@ -128,7 +128,7 @@ class PhaseMarks:
         client = self._client
         if client is None:
             return
-        if client.num_left > 1 and client.can_leave_out and (not client.has_spans or client.begin_next()):
+        if client.num_left > client.num_in_full and client.can_leave_out and (not client.has_spans or client.begin_next()):
             if not client.has_spans:
                 client.num_left -= 1
             self.is_in_iteration = self.is_left_out = True
