@@ -207,14 +207,25 @@ class ThinnedRank:
         daemon.takes_untimed = True
         self.client = RankClient(RANK, order=ORDER, socket_path=daemon.socket_path, timer=HostRecorder())
         self.reports: list[dict[str, object]] = []
+        self.is_quick = False
+        """Whether iterations are marked with the least code, as far as the client permits."""
         wait_until(lambda: self.client.rank_token is not None)
+
+    def begin_quickly(self) -> bool:
+        """Begin an iteration with the least code; return False if it has to be marked in full."""
+        return self.is_quick and self.client.num_left > self.client.num_in_full and self.client.begin_next()
 
     def run(self, order: tuple[OrderRow, ...] = ORDER, *, is_reported: bool = True) -> dict[str, object]:
         """Run an iteration and return the report of the one before, if there is one."""
-        self.client.begin_iteration()
-        for row in order:
-            self.client.end_instruction(self.client.begin_instruction(*row))
-        assert self.client.end_iteration() == order
+        if self.begin_quickly():
+            for row in order:
+                self.client.request_clock(*row)
+            self.client.end_next()
+        else:
+            self.client.begin_iteration()
+            for row in order:
+                self.client.end_instruction(self.client.begin_instruction(*row))
+            assert self.client.end_iteration() == order
         if self.client.iteration_index and is_reported:
             self.reports.append(self.daemon.reports.get(timeout=WAIT_LIMIT_S))
         return self.reports[-1] if self.reports else {}
@@ -331,16 +342,20 @@ def test_iterations_under_a_plan_are_reported_one_by_one_even_if_it_comes_within
     assert not any("num_together" in report for report in under)
 
 
+@pytest.mark.parametrize("is_quick", [True, False])
 def test_iterations_under_a_settled_plan_are_reported_together_with_the_times_and_requests_of_each(
-    rank: ThinnedRank, monkeypatch: pytest.MonkeyPatch
+    rank: ThinnedRank,
+    monkeypatch: pytest.MonkeyPatch,
+    is_quick: bool,  # noqa: FBT001  a parameter of the test
 ) -> None:
+    rank.is_quick = is_quick
     monkeypatch.setattr("gpuenergyd.client.rank._SPANS_LIMIT_S", 1e9)  # groups are as long, however busy the host
     rank.daemon.takes_spans = True
     rank.daemon.plans = [plan_slice(1, 0, [("F", 1, 0, 0, 900), ("B", 1, 0, 0, 1200)])]
     wait_until(lambda: rank.run(is_reported=False) is not None and rank.client.plan_epoch == 1)
     begun = rank.client.iteration_index
     wait_until(lambda: rank.run(is_reported=False) is not None and rank.client.num_left == 4)
-    rank.client.begin_iteration()
+    assert rank.begin_quickly() or rank.client.begin_iteration()
     rank.client.abandon_iteration()
     failed = rank.client.iteration_index
     wait_until(lambda: rank.run(is_reported=False) is not None and rank.client.num_left == 4)
