@@ -96,7 +96,7 @@ class LoopJob:
             self._num_left_out -= 1
             return _NOT_FOLLOWED
         client = self._client
-        if client is not None and client.num_left > client.num_in_full:  # recorded together with others: as little as possible
+        if client is not None and client.num_left > client.num_in_full:  # as little as possible
             client.num_tokens = num_tokens
             return self._marks
         if (client is None or client.is_unheard) and not self.join():

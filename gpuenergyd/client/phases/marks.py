@@ -128,9 +128,7 @@ class PhaseMarks:
         client = self._client
         if client is None:
             return
-        if client.num_left > client.num_in_full and client.can_leave_out and (not client.has_spans or client.begin_next()):
-            if not client.has_spans:
-                client.num_left -= 1
+        if client.num_left > client.num_in_full and client.can_leave_out and client.begin_next():
             self.is_in_iteration = self.is_left_out = True
             self._may_begin = self._has_stepped = False
             return

@@ -161,7 +161,7 @@ class DeviceRecorder:
         """Return what marks begins and ends of the current iteration's only instructions."""
         self._keys = dict(enumerate(keys))
         if self._current is None:
-            return ([_do_nothing] * len(keys),) * 2
+            return (nothing := [_do_nothing] * len(keys)), nothing
         return self._current.marks(len(keys))
 
     def close_marks(self, num_begun: int, num_ended: int) -> None:
