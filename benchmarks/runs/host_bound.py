@@ -92,7 +92,8 @@ TIMED_STEPS = 160
 CALLS: tuple[tuple[type, str], ...] = (
     (loop.LoopJob, "iteration"), (PhaseMarks, "__enter__"), (PhaseMarks, "__exit__"), (_ModuleHook, "__call__"),
     (OrderedRank, "begin_step"), (OrderedRank, "sees_instructions"), (OrderedRank, "end_step"),
-    (RankClient, "begin_instruction"), (RankClient, "end_instruction"),
+    (RankClient, "begin_instruction"), (RankClient, "end_instruction"), (RankClient, "request_clock"),
+    (RankClient, "begin_next"), (RankClient, "end_next"),
 )  # fmt: skip
 CHANGES = [("F", 0, 0, 0, 1200), ("F", 3, 0, 0, 900), ("B", 2, 0, 0, 1100), ("F", 6, 0, 0, 1000),
            ("B", 5, 0, 0, 1300), ("B", 7, 0, 0, 900)]  # fmt: skip
@@ -112,7 +113,7 @@ class ScriptedDaemon(FakeDaemon):
     def __init__(self, folder: Path, *, has_plan: bool) -> None:
         super().__init__(folder)
         self._has_plan = has_plan
-        self.takes_untimed, self.takes_together = True, not has_plan
+        self.takes_untimed, self.takes_together, self.takes_spans = True, not has_plan, True
         for name in ("registrations", "reports", "releases", "clock_requests"):
             setattr(self, name, Nowhere())
 

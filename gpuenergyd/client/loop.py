@@ -96,6 +96,9 @@ class LoopJob:
             self._num_left_out -= 1
             return _NOT_FOLLOWED
         client = self._client
+        if client is not None and client.num_left > client.num_in_full:  # as little as possible
+            client.num_tokens = num_tokens
+            return self._marks
         if (client is None or client.is_unheard) and not self.join():
             self._num_left_out = self._lookout.num_to_leave_out
             return _NOT_FOLLOWED

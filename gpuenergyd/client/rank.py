@@ -35,6 +35,7 @@ from gpuenergyd.client.timing.recorder import (
     HostRecorder,
     InstructionTimer,
     IterationTimes,
+    Marks,
     RecordedIteration,
 )
 from gpuenergyd.client.timing.replays import CapturedInstructions
@@ -53,6 +54,11 @@ which raises the clock of a program that it believes to pause, has waited long e
 T = TypeVar("T")
 _FEWEST_TOGETHER = 3
 """Least number of iterations that are recorded as one."""
+_SPANS: tuple[OrderRow, ...] = tuple(("F", number, 0) for number in range(15))
+"""Marks of iterations that are recorded as one with the times of each: so many at most, all between two timed ones."""
+_SPANS_LIMIT_S = 0.15
+"""Time that they may take together, so that the daemon learns of a slow one little later than without."""
+_NO_REQUESTS: Mapping[OrderRow, PlannedClockRequest] = {}
 _Ended: TypeAlias = tuple[
     RecordedIteration, int, int, str, bool | None, int, int, tuple[TrueClock, ...], int | None, int
 ]
@@ -116,11 +122,27 @@ class RankClient:
     _num_together: int
     """Iterations that are being recorded as one; 0 while each is recorded by itself."""
     num_left: int
-    """Those of them that have not begun: as long as there are two, an adapter may count one down instead of calling
-    `begin_iteration` and `end_iteration`."""
-    is_assumed: bool
-    """Whether the current iteration is its only instruction, neither timed nor requesting a clock, so that an adapter
-    need not mark it."""
+    """Those of them that have not begun: as long as there are more than `num_in_full`, an adapter may call `begin_next`
+    and `end_next` instead of `begin_iteration` and `end_iteration`."""
+    num_in_full: int
+    """1 if the last of them must be marked in full: it ends the others, or the cost of its calls is measured."""
+    has_spans: bool
+    """Whether each of them is marked; if not, they are only counted."""
+    _is_in_span: bool
+    _begins: Marks
+    _ends: Marks
+    """What marks their begins and ends."""
+    _requests: Mapping[OrderRow, PlannedClockRequest]
+    """The current plan's clock requests, by instruction."""
+    due: Mapping[OrderRow, PlannedClockRequest]
+    """Those of the current iteration."""
+    _due_next: Mapping[OrderRow, PlannedClockRequest]
+    """Those of the next iteration of several that are recorded as one."""
+    _repeated: PlannedClockRequest | None
+    """The request of a clock that stays in force in them, made in one of every so many."""
+    _repeats_after: int
+    can_leave_out: bool
+    """Whether none of them requests a clock, so that nothing within them matters."""
     _plain_until: int
     """Index before which no iteration is timed, and no cost of the client's calls is measured."""
     _is_raised: bool
@@ -182,16 +204,17 @@ class RankClient:
         self._begin, self._end = self._timer.begin, self._timer.end  # bound once: these run at every instruction
         self._plans = PlanQueue() if agreed_plans is None else agreed_plans
         self._plan: PreparedPlan = NO_PLAN
-        self._requests: Mapping[OrderRow, PlannedClockRequest] = {}
-        """The current plan's clock requests, by instruction."""
-        self._due: Mapping[OrderRow, PlannedClockRequest] = {}
-        """Those of the current iteration."""
+        self._requests = self.due = self._due_next = _NO_REQUESTS
+        self._begins = self._ends = []
+        self._span = NOT_RECORDED
         self._reporter: Reporter | None = None
         self._sender = ClockSender()
         self._lookout = DaemonLookout(socket_path)
         self._order: tuple[OrderRow, ...] = ()
         self._is_inert = rank.gpu_uuid is None
-        self._is_in_iteration = self._is_in_capture = self._is_raised = self._has_waits = self.is_assumed = False
+        self._is_in_iteration = self._is_in_capture = self._is_raised = self._has_waits = False
+        self.has_spans = self._is_in_span = self.can_leave_out = False
+        self._repeated, self._repeats_after, self.num_in_full = None, 1, 1
         self._iteration_index, self._plan_epoch, self._in_force_until_ns = -1, 0, 0
         self._ended: _Ended | None = None
         """The newest iteration, until the next one begins."""
@@ -356,6 +379,7 @@ class RankClient:
 
     def _set_order(self, order: Sequence[OrderRow]) -> None:
         self._order = tuple(order)
+        self._timer.reserve(len(_SPANS))
         self._has_waits = any(row[0] == UNTIL_NEXT_BEGIN for row in order)
 
     def _start_reporter(self) -> None:
@@ -399,67 +423,130 @@ class RankClient:
             if (self._reporter is None or self._reporter.is_stranded) and not self._finds_daemon():
                 return False
             self._is_cost_sampled = False
-            if self._num_together:
-                if self.num_left:
-                    self.num_left -= 1
-                    return True
-                self._end_together()
-            ended, self._ended = self._ended, None
             begun_ns = perf_counter_ns()
-            if (
-                self._iteration_index + 1 < self._plain_until
-                and self._reporter is not None
-                and self._reporter.num_untimed_registrations == self._num_registrations
-                and not self._plans.has_news
-                and (self._reporter.clock_socket is not None or not self._requests)
-            ):
-                self._begin_like_previous(ended, begun_ns)
-                if self._reporter.takes_together and self._plan is NO_PLAN:
-                    self._begin_together()
+            if self._num_together and self._goes_on_together(begun_ns):
+                return True
+            ended, self._ended = self._ended, None
+            if self._begin_spans(ended, begun_ns):
                 return True
             self._begin_iteration(ended, begun_ns)
-            if self._timed.is_measured:
+            if self._timed.is_measured and not self._num_together:
                 self._is_cost_sampled = True
                 self._cost_ns = perf_counter_ns() - begun_ns
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
         return True
 
-    def _begin_like_previous(self, ended: _Ended | None, begun_ns: int) -> None:
-        """Begin an iteration that is not timed and follows the same plan as the one before."""
-        self._iteration_index += 1
-        self._due = {} if begun_ns < self._in_force_until_ns else self._requests
-        if self._in_force_until_ns and self._due:
+    def _begin_spans(self, ended: _Ended | None, begun_ns: int) -> bool:
+        """Begin iterations that are recorded as one with the times of each; return False if there are too few of them.
+
+        A clock that stays in force is requested once in them.
+        """
+        reporter, times_s = self._reporter, self._timed.times_s
+        num_plain = self._plain_until - self._iteration_index - 1
+        if num_plain < _FEWEST_TOGETHER or not times_s or reporter is None or not reporter.takes_spans:
+            return False
+        can_signal = self._recorder is None or self._recorder.has_requests or self._in_force_until_ns > 0
+        if (
+            (self._requests and not (can_signal and reporter.clock_socket is not None))
+            or reporter.num_untimed_registrations != self._num_registrations
+            or (reporter.takes_together and self._plan is NO_PLAN)
+            or (ended is None or {self.num_tokens, ended[8]} != {self._usual_num_tokens})  # known at the end only
+            or self._plans.has_news
+            or self._plan.order
+        ):
+            return False
+        time_s = max(times_s[-1], 1e-6)
+        num_together = min(num_plain, len(_SPANS), int(_SPANS_LIMIT_S / time_s))
+        if num_together < _FEWEST_TOGETHER:
+            return False
+        self._queue_unqueued()
+        self._iteration_index += num_together
+        self._num_together, self.num_left, self.has_spans = num_together, num_together, True
+        self._timer.begin_iteration(ended[0])
+        self._queue_report(ended)
+        self._begun = None
+        self._begins, self._ends = self._timer.open_marks(_SPANS[:num_together])
+        self._timed.begin_group(self._iteration_index)
+        self._due_next, self._repeated, num_times = self._requests, None, num_together
+        if self._in_force_until_ns:
             self._in_force_until_ns = begun_ns + _REPEAT_AFTER_NS
-        self.is_assumed = not self._due and len(self._order) == 1
-        self._begun, self._timed.is_timed = [*self._order] if self.is_assumed else [], False
-        self._timer.begin_iteration(None if ended is None else ended[0], is_timed=False)
-        if self._unqueued is not None:
-            self._queue_report(self._unqueued)
-        self._unqueued, self._is_in_iteration = ended, True
-        if not self._due and ended is not None:  # no request has to be sent first
-            self._unqueued = None
-            self._timer.call_when_known(ended[0], partial(self._report, ended))
+            self._repeats_after = max(1, int(_REPEAT_AFTER_NS / 1e9 / time_s))
+            self._due_next, (self._repeated,) = _NO_REQUESTS, self._requests.values()
+            num_times = -(-num_together // self._repeats_after)
+        self.can_leave_out = not self._due_next
+        if self._requests and self._recorder is not None:
+            self._recorder.prepare([*self._requests.values()] * num_times)
+        self.begin_next(is_first=True)
+        self.num_in_full = 1 if self._timed.is_measured else 0
+        self._cost_ns = (perf_counter_ns() - begun_ns) // num_together
+        return True
+
+    def _goes_on_together(self, begun_ns: int) -> bool:
+        """Begin the next iteration of several that are recorded as one; end them and return False if there is none."""
+        if not self.num_left or not self.begin_next():
+            self._end_together()
+            return False
+        if self.has_spans and not self.num_left and self.num_in_full:
+            self._is_cost_sampled = True
+            self._cost_ns += perf_counter_ns() - begun_ns
+        return True
+
+    def begin_next(self, *, is_first: bool = False) -> bool:
+        """Begin an iteration of those that are recorded as one; False if `begin_iteration` has to end them."""
+        if not self.has_spans:
+            self.num_left -= 1
+            return True
+        if self._plans.has_news and not is_first:
+            return False
+        self._span = number = self._num_together - self.num_left
+        self.num_left -= 1
+        self.due, self._is_in_span = self._due_next, True
+        try:
+            self._begins[number]()
+            if self._repeated is not None and number % self._repeats_after == 0:
+                self._timer.call_at_begin(number, self._repeated)
+        except Exception:  # noqa: BLE001  must not reach training
+            self._count_error()
+        return True
+
+    def end_next(self) -> None:
+        """End an iteration of those that are recorded as one."""
+        if self._is_in_span:
+            try:
+                self._is_in_span, self.due = False, _NO_REQUESTS
+                self._ends[self._span]()
+            except Exception:  # noqa: BLE001  must not reach training
+                self._count_error()
 
     def _begin_together(self) -> None:
         """Record the iterations from this one to the next that is timed as one, if there are a few of them."""
         num_together = self._plain_until - self._iteration_index
         if num_together >= _FEWEST_TOGETHER and self.num_tokens == self._usual_num_tokens:
-            self._num_together, self.num_left = num_together, num_together - 1
+            self._num_together, self.num_left, self.num_in_full = num_together, num_together - 1, 1
+            self.has_spans = False
             self._iteration_index += self.num_left
-            self._is_in_iteration, self._begun = False, None
+            self._is_in_iteration, self._begun, self.can_leave_out = False, None, True
             self._queue_unqueued()
 
     def _end_together(self) -> None:
-        """End a group of iterations, with those that have begun."""
-        num_together, self._num_together = self._num_together - self.num_left, 0
+        """End a group of iterations, with those that have begun, or that have ended if each has its times."""
+        num_together, self._num_together = self._num_together - self.num_left - self._is_in_span, 0
         self._iteration_index -= self.num_left
-        self.num_left = 0
+        last_index = self._iteration_index - self._is_in_span
+        if self.has_spans:
+            self._timer.close_marks(num_together + self._is_in_span, num_together)
+        self.num_left, self._is_in_span, self.due = 0, False, _NO_REQUESTS
         recorded = self._timer.end_iteration()
-        if recorded is not None:
+        num_dropped = self._pop_num_dropped() if self.has_spans and self._requests else 0
+        if recorded is None or num_dropped or last_index < self._iteration_index:
+            self._in_force_until_ns = 0
+        if recorded is not None and num_together:
             num_errors, self._num_errors = self._num_errors, 0
-            tokens = self._usual_num_tokens
-            self._ended = recorded, self._iteration_index, 0, "", True, 0, num_errors, (), tokens, num_together
+            epoch, tokens = self._plan_epoch if self.has_spans else 0, self._usual_num_tokens
+            self._ended = recorded, last_index, epoch, "", True, num_dropped, num_errors, (), tokens, num_together
+        elif recorded is not None:
+            self._timer.call_when_known(recorded, recorded.free)
 
     def _begin_iteration(self, ended: _Ended | None, begun_ns: int) -> None:
         self._iteration_index = iteration_index = self._iteration_index + 1
@@ -477,7 +564,7 @@ class RankClient:
             self._num_registrations = num_registrations
             self._timed.restart(iteration_index)
         is_timed = self._timed.begin(iteration_index)
-        self._begun, self.is_assumed = None if is_timed else [], False
+        self._begun = None if is_timed else []
         self._timer.begin_iteration(None if ended is None else ended[0], is_timed=is_timed)
         self._captured = self._captured_always
         if self._unqueued is not None:
@@ -486,12 +573,13 @@ class RankClient:
         if self._reporter is None and ended is not None:  # its times may decide how this iteration is marked
             self._queue_ended()
         if plan is not self._plan:
-            self._requests = {key: PlannedClockRequest(self._sender, plan, own) for key, own in plan.clocks.items()}
+            in_order = [key for key in dict.fromkeys((*plan.order, *self._order, *plan.clocks)) if key in plan.clocks]
+            self._requests = {key: PlannedClockRequest(self._sender, plan, plan.clocks[key]) for key in in_order}
             self._plan, self._in_force_until_ns = plan, 0
-        self._due = self._requests
+        self.due = self._requests
         if len(plan.changes) == 1:  # the clock is still in force from the iteration before
             if begun_ns < self._in_force_until_ns and not self._is_raised:
-                self._due = {}
+                self.due = _NO_REQUESTS
             else:
                 self._in_force_until_ns = begun_ns + _REPEAT_AFTER_NS if self._sender.can_send else 0
         is_followed = (not plan.clocks or self._sender.can_send) and not plan.is_full_speed
@@ -502,21 +590,44 @@ class RankClient:
             self._request(plan, plan.changes[-1].sm_clock_mhz)
         self._is_raised = False
         self._is_in_iteration = True
-        self._plain_until = 0 if plan.is_full_speed or self._captured_always else self._find_plain_until()
+        self._find_plain_until(is_timed=is_timed)
 
-    def _find_plain_until(self) -> int:
+    def _find_plain_until(self, *, is_timed: bool) -> None:
+        is_plain = not is_timed and self._iteration_index < self._plain_until
+        is_special = self._plan.is_full_speed or self._captured_always
         are_together = self._reporter is not None and self._reporter.takes_together and self._plan is NO_PLAN
-        return self._timed.next_special(are_together=are_together)
+        self._plain_until = 0 if is_special else self._timed.next_timed(are_together=are_together)
+        if are_together and is_plain:
+            self._begin_together()
+        elif self.due and not is_timed and self._recorder is not None:
+            self._recorder.prepare(self.due.values())
 
     @property
     def needs_marks(self) -> bool:
-        """Whether the instructions of the current iteration must be marked: they are timed, or under a plan."""
-        return not self._num_together and (self._begun is None or self._plan is not NO_PLAN)
+        """Whether the instructions of the current iteration must be marked: they are timed, or in another order."""
+        return not self._num_together and (self._begun is None or bool(self._plan.order))
 
     def assume_order(self) -> None:
-        """Assume that the instructions of the current iteration run in the registered order, without marks."""
+        """Assume that the instructions of the current iteration run in the registered order, without marks.
+
+        The adapter then calls `request_clock` where a request is due.
+        """
         if self._begun is not None:
             self._begun = list(self._order)
+
+    def request_clock(self, kind: str, microbatch_index: int, chunk_index: int = 0) -> None:
+        """Request the planned clock of an instruction that begins and needs no mark."""
+        request = self.due.get((kind, microbatch_index, chunk_index))
+        if request is None or not (self._is_in_span or self._is_in_iteration):
+            return
+        if self._is_cost_sampled:
+            self._sample(partial(self.request_clock, kind, microbatch_index, chunk_index))
+            return
+        try:
+            key = kind, microbatch_index, chunk_index
+            self._timer.call_at_begin(self._span if self._is_in_span else self._order.index(key), request)
+        except Exception:  # noqa: BLE001  must not reach training
+            self._count_error()
 
     def begin_capture(self) -> bool:
         """Mark instructions in the graph that the program captures; return False if it captures none."""
@@ -564,7 +675,7 @@ class RankClient:
             begun, self._begun = self._begun, None
             order = self._timer.order() if begun is None else tuple(begun)
             recorded = self._timer.end_iteration()
-            num_dropped = self._pop_num_dropped() if self._due else 0
+            num_dropped = self._pop_num_dropped() if self.due else 0
             if num_dropped or recorded is None:  # a request may not have been sent
                 self._in_force_until_ns = 0
             if recorded is not None:
@@ -592,9 +703,16 @@ class RankClient:
         return order
 
     def _end_one_of_several(self) -> tuple[OrderRow, ...]:
+        begun_ns, num_together = perf_counter_ns(), self._num_together
+        self.end_next()
+        ended_ns = perf_counter_ns()
         try:
             if not self.num_left:
                 self._end_together()
+            if self._is_cost_sampled:
+                self._is_cost_sampled = False
+                own_ns = self._cost_ns + ended_ns - begun_ns
+                self._timed.add_cost((own_ns + (perf_counter_ns() - ended_ns) // num_together) / 1e9)
         except Exception:  # noqa: BLE001  must not reach training
             self._count_error()
         return self._order
@@ -602,13 +720,14 @@ class RankClient:
     def abandon_iteration(self) -> None:
         """Discard the current iteration without a report, for instance after an exception.
 
-        Of several that are recorded together, it counts, as its time is known only with theirs.
+        Of several that are recorded together, it counts if its time is known only with theirs.
         """
-        if self._num_together:
-            self.pause()
-        if self._is_inert or not self._is_in_iteration:
+        if self._is_inert or not (self._is_in_iteration or self._num_together):
             return
         try:
+            if self._num_together:
+                self._queue_ended()
+                return
             self._is_in_iteration, self._in_force_until_ns = False, 0
             self._queue_ended()
             recorded = self._timer.end_iteration()
@@ -632,6 +751,8 @@ class RankClient:
     def begin_instruction(self, kind: str, microbatch_index: int, chunk_index: int = 0) -> int:
         """Mark the start of an instruction and request its planned clock; return the slot for its end, if any."""
         if not self._is_in_iteration and not self._is_in_capture:
+            if self._is_in_span:
+                self.request_clock(kind, microbatch_index, chunk_index)
             return NOT_RECORDED
         if self._is_cost_sampled:
             return self._sample(partial(self.begin_instruction, kind, microbatch_index, chunk_index))
@@ -640,15 +761,15 @@ class RankClient:
             begun = self._begun
             if begun is None or self._is_in_capture:
                 slot = self._begin(key)
-                if key in self._due and not self._is_in_capture:
-                    self._timer.call_at_begin(slot, self._due[key])
+                if key in self.due and not self._is_in_capture:
+                    self._timer.call_at_begin(slot, self.due[key])
                     if slot == NOT_RECORDED:  # without a mark, the request may not have been sent
                         self._in_force_until_ns = 0
             else:
                 begun.append(key)
                 slot = NOT_RECORDED
-                if key in self._due:
-                    self._timer.call_at_begin(len(begun) - 1, self._due[key])
+                if key in self.due:
+                    self._timer.call_at_begin(len(begun) - 1, self.due[key])
             if self._unqueued is not None:
                 self._queue_unqueued()
         except Exception:  # noqa: BLE001  must not reach training
@@ -700,6 +821,7 @@ class RankClient:
         self._is_inert = True
         self._is_in_iteration = False
         self.num_left = self._num_together = 0
+        self._is_in_span = False
         self._unqueued = self._ended = None
         self._plan, self._requests = NO_PLAN, {}
         if self._reporter is not None:
@@ -746,6 +868,11 @@ class RankClient:
         recorded.free()
         if self._reporter is None:  # its daemon has gone meanwhile
             return
+        spans = times.instructions if is_in_order else ()
+        if num_together > 1 and len(spans) != num_together and (spans or plan_epoch):
+            return  # some could not be marked, while a graph was captured
+        if num_together == 1 and spans:
+            times = times._replace(instructions=(), end_mono_ns=spans[0][4])
         if captured == TIMETABLE:
             self._sender.timetables.add_replay(plan_epoch, times)
         if times.next_begin_mono_ns and is_in_order is None:

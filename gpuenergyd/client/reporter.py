@@ -144,6 +144,8 @@ class Reporter:
         self._takes_several = False
         self.takes_together = False
         """Whether the daemon can do without the times of single iterations that follow no plan."""
+        self.takes_spans = False
+        """Whether a report may be on several iterations, with the times of each."""
         self.energy_per_gpu_j: float | None = None
         self.power_per_gpu_w: float | None = None
         self.figures: JobFigures | None = None
@@ -260,7 +262,8 @@ class Reporter:
         if registered is None:
             return
         # A daemon that has been started since does not know the job well enough for others.
-        known = [one for one in iterations if self.takes_together or one[0].num_together == 1]
+        takes_all = self.takes_together or self.takes_spans
+        known = [one for one in iterations if takes_all or one[0].num_together == 1]
         bodies = [self._encoded(registered, *one) for one in known]
         if not bodies:
             return
@@ -326,6 +329,7 @@ class Reporter:
             self._timer.prepare_requests()
         self._plans.add(plans)
         self._takes_several, self.takes_together = decoded.takes_several, decoded.takes_together
+        self.takes_spans = decoded.takes_spans
         self.num_untimed_registrations = self.num_registrations if decoded.takes_untimed else 0
         if decoded.energy_per_gpu_j is not None:
             self.energy_per_gpu_j, self.power_per_gpu_w = decoded.energy_per_gpu_j, decoded.power_per_gpu_w
@@ -390,7 +394,7 @@ class Reporter:
 
     def _discard_registration(self) -> None:
         self._registered = None
-        self._takes_several = self.takes_together = False
+        self._takes_several = self.takes_together = self.takes_spans = False
         self.num_untimed_registrations = 0
         self._known_reply = b""
         self._plans.clear()

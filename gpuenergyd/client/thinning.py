@@ -32,7 +32,8 @@ class TimedIterations:
         self._index = -1
         self._new_until = NEW_ITERATIONS
         self._costs_s: dict[bool, deque[float]] = {is_timed: deque(maxlen=_NEWEST) for is_timed in (True, False)}
-        self._times_s: deque[float] = deque(maxlen=_NEWEST)
+        self.times_s: deque[float] = deque(maxlen=_NEWEST)
+        """Times of the newest timed iterations."""
 
     def restart(self, iteration_index: int) -> None:
         self._new_until = iteration_index + NEW_ITERATIONS
@@ -47,18 +48,20 @@ class TimedIterations:
         self.is_measured = iteration_index % (_COST_EVERY_NEW if is_new else _COST_EVERY) == 0
         return is_timed
 
-    def next_special(self, *, are_together: bool) -> int:
-        """Return the index of the next iteration that is timed or whose cost is measured; 0 if the next one is new.
+    def begin_group(self, last_index: int) -> None:
+        """Begin a group of iterations that are not timed, up to this one; few groups have their cost measured."""
+        self._index, self.is_timed, self._is_like_previous = last_index, False, True
+        self.is_measured = last_index % _COST_EVERY == 0
 
-        With `are_together`, those between timed ones are recorded as one: then there are as many of them as possible,
-        and no cost is measured in them.
+    def next_timed(self, *, are_together: bool) -> int:
+        """Return the index of the next iteration that is timed; 0 if the next one is new.
+
+        With `are_together`, those between timed ones are recorded as one: then there are as many of them as possible.
         """
         following = self._index + 1
         if following < self._new_until:
             return 0
-        if are_together:
-            return following + -following % (STRIDES[-1] if self.stride > 1 else 1)
-        return following + min(-following % self.stride, -following % _COST_EVERY)
+        return following + -following % (STRIDES[-1] if are_together and self.stride > 1 else self.stride)
 
     def add_cost(self, cost_s: float) -> None:
         """Take the cost of the current iteration, into which falls the reading of the times of the one before."""
@@ -67,7 +70,7 @@ class TimedIterations:
             self.stride = self._best_stride()
 
     def add_time(self, time_s: float) -> None:
-        self._times_s.append(time_s)
+        self.times_s.append(time_s)
 
     def cost_s(self, *, is_timed: bool) -> float | None:
         """Return the newest cost of an iteration whose instructions are timed, or are not; None if none is known."""
@@ -77,6 +80,6 @@ class TimedIterations:
     def _best_stride(self) -> int:
         """Return the smallest stride with which the client costs little enough; the largest one if none does."""
         timed_s, untimed_s = (median_low(known) if (known := self._costs_s[kind]) else 0.0 for kind in (True, False))
-        most_s = MOST_COST_RATIO * median_low(self._times_s) if self._times_s else timed_s
+        most_s = MOST_COST_RATIO * median_low(self.times_s) if self.times_s else timed_s
         fitting = (n for n in STRIDES if untimed_s + max(0.0, timed_s - untimed_s) / n <= most_s)
         return next(fitting, STRIDES[-1])

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import pairwise
 
 from gpuenergyd.core.job.description import JobDescription, JobLength
 from gpuenergyd.core.job.job import Job
@@ -197,20 +196,20 @@ def checked_iteration(report: IterationReport, pp_rank: int, stage_rank: int = 0
         raise ProtocolError(f"captured {report.captured!r} must be empty or one of {', '.join(sorted(CAPTURED))}")
     if not 0 <= report.iteration_index < 2**53:
         raise ProtocolError(f"iteration_index {report.iteration_index} must be in [0, 2**53)")
-    if report.is_in_order is not None and (num_timed := len(report.instructions)):
+    if report.is_in_order is not None and report.num_together == 1 and (num_timed := len(report.instructions)):
         raise ProtocolError(
             f"is_in_order {str(report.is_in_order).lower()}: only for reports without instructions, got {num_timed}"
         )
     if report.num_together != 1 and not (
         1 < report.num_together <= min(_MAX_TOGETHER, report.iteration_index + 1)
         and report.is_in_order
-        and not report.plan_epoch
+        and (_has_spans(report) if report.instructions or report.plan_epoch else True)
     ):
         raise ProtocolError(
-            f"num_together {report.num_together} must be 1, or up to {_MAX_TOGETHER} for iterations in order without a"
-            " plan, whose instructions were not timed"
+            f"num_together {report.num_together} must be 1, or up to {_MAX_TOGETHER} for iterations in order whose"
+            " instructions were not timed, under a plan with begin and end of each, in order"
         )
-    cost_s = report.client_cost_s
+    cost_s, timed = report.client_cost_s, report.instructions if report.is_in_order is None else ()
     if cost_s is not None and not 0 <= cost_s <= MAX_CLIENT_COST_S:
         raise ProtocolError(f"client_cost_s {cost_s} must be in [0, {MAX_CLIENT_COST_S:g}]")
     if report.num_tokens is not None and not 0 < report.num_tokens < 2**53:
@@ -222,7 +221,7 @@ def checked_iteration(report: IterationReport, pp_rank: int, stage_rank: int = 0
         begin_ns=report.begin_mono_ns,
         end_ns=report.end_mono_ns,
         next_begin_ns=report.next_begin_mono_ns,
-        instructions=tuple(_measured(pp_rank, row, oldest_ns, newest_ns) for row in report.instructions),
+        instructions=tuple(_measured(pp_rank, row, oldest_ns, newest_ns) for row in timed),
         launched_iteration_index=report.launched_iteration_index,
         stage_rank=stage_rank,
         memory=_checked_memory(report.memory_bytes),
@@ -233,29 +232,40 @@ def checked_iteration(report: IterationReport, pp_rank: int, stage_rank: int = 0
     )
 
 
-def single_iterations(iteration: RankIteration, num_together: int) -> list[RankIteration]:
-    """Return the iterations that a rank has reported together, oldest first, each with the mean of their times.
+def _has_spans(report: IterationReport) -> bool:
+    """Return whether a report on several iterations has begin and end of each, in order."""
+    bounds_ns = [report.begin_mono_ns, *(each_ns for row in report.instructions for each_ns in row[3:])]
+    is_whole = len(bounds_ns) == 1 + 2 * report.num_together and bounds_ns == sorted(bounds_ns)
+    return is_whole and bounds_ns[-2] <= (report.next_begin_mono_ns or report.end_mono_ns)
 
-    A gap after the last of them that is longer than an iteration is a pause, of which the others have no part.
-    """
+
+def single_iterations(iteration: RankIteration, report: IterationReport) -> list[RankIteration]:
+    """Return the iterations that a rank has reported together, oldest first, each with its span or the mean of all."""
+    num_together, begin_ns = report.num_together, iteration.begin_ns
     if num_together == 1:
         return [iteration]
-    begin_ns, gap_ns = iteration.begin_ns, max(0, iteration.next_begin_ns - iteration.end_ns)
-    gap_ns = gap_ns if gap_ns * num_together <= iteration.end_ns - begin_ns else 0
-    lasted_ns = iteration.end_ns + gap_ns - begin_ns
-    bounds_ns = [begin_ns + lasted_ns * number // num_together for number in range(num_together)]
-    earlier = [
+    if report.instructions:
+        begins_ns = [begin_ns, *(row[3] for row in report.instructions[1:])]
+        ends_ns = [row[4] for row in report.instructions]
+    else:
+        gap_ns = max(0, iteration.next_begin_ns - iteration.end_ns)
+        # A gap after the last that is longer than an iteration is a pause.
+        gap_ns = gap_ns if gap_ns * num_together <= iteration.end_ns - begin_ns else 0
+        lasted_ns = iteration.end_ns + gap_ns - begin_ns
+        begins_ns = [begin_ns + lasted_ns * number // num_together for number in range(num_together)]
+        ends_ns = [*(following_ns - gap_ns for following_ns in begins_ns[1:]), iteration.end_ns]
+    nexts_ns = [*begins_ns[1:], iteration.next_begin_ns]
+    return [
         replace(
             iteration,
             iteration_index=iteration.iteration_index - num_left,
-            begin_ns=own_ns,
-            end_ns=following_ns - gap_ns,
-            next_begin_ns=following_ns,
+            begin_ns=begins_ns[-1 - num_left],
+            end_ns=min(ends_ns[-1 - num_left], nexts_ns[-1 - num_left] or iteration.end_ns),
+            next_begin_ns=nexts_ns[-1 - num_left],
             launched_iteration_index=iteration.launched_iteration_index - num_left,
         )
-        for num_left, (own_ns, following_ns) in zip(range(num_together - 1, 0, -1), pairwise(bounds_ns), strict=True)
+        for num_left in reversed(range(num_together))
     ]
-    return [*earlier, replace(iteration, begin_ns=bounds_ns[-1])]
 
 
 def checked_clocks(report: IterationReport) -> tuple[TrueClockRow, ...]:

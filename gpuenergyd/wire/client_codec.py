@@ -86,6 +86,7 @@ def decode_iteration_reply(body: bytes) -> IterationReply:
             takes_untimed=bool(reply.get("takes_untimed")),
             figures=_figures(reply.get("figures")),
             takes_together=bool(reply.get("takes_together")),
+            takes_spans=bool(reply.get("takes_spans")),
         )
     except (TypeError, KeyError, ValueError) as error:
         raise ProtocolError(f"reply to an iteration report: {error!r}") from None

@@ -123,7 +123,8 @@ class IterationReport:
     """Tokens (or samples) that the job processed in this iteration; None if the program does not say."""
     num_together: int = 1
     """Iterations that this report is on: the one with its index and those directly before it. It begins with the first
-    and ends with the last. Only for a daemon that `takes_together`, and without a plan."""
+    and ends with the last. Without a plan, for a daemon that `takes_together`; for one that `takes_spans`,
+    `instructions` has one row for each, with its begin and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,8 @@ class IterationReply:
     """The job's figures if they are newer than those that the rank has received."""
     takes_together: bool = False
     """Whether the daemon needs no times of single iterations, in most of those that follow no plan."""
+    takes_spans: bool = False
+    """Whether one report may be on several iterations, with the times of each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,8 @@ class FakeDaemon:
         self.joined_message = self.ended_message = ""
         self.num_messages = 0
         """POST requests so far."""
-        self.takes_several, self.takes_untimed, self.takes_together = True, False, False
+        self.takes_several, self.takes_untimed = True, False
+        self.takes_together = self.takes_spans = False
         self.plans: list[dict[str, Any]] = []
         self.figures: dict[str, float] = {}
         """What replies to reports tell of the newest measured iteration."""
@@ -148,7 +149,7 @@ class FakeDaemon:
                     with self._has_reported:
                         self._reported.add((self.tokens[body["rank_token"]], body["iteration_index"]))
                         self._has_reported.notify_all()
-                    takes = {name: getattr(self, name) for name in ("takes_several", "takes_untimed", "takes_together")}
+                    takes = {name: own for name, own in vars(self).items() if name.startswith("takes_")}
                     return 200, {"plans": plans, **self.figures, **takes}
                 case "POST", "/v1/release":
                     self.releases.put(body)
@@ -189,3 +190,9 @@ def plan_slice(
         "apply_at_iteration": apply_at_iteration,
         "changes": changes or [],
     }
+
+
+def covered(reports: list[dict[str, Any]]) -> list[int]:
+    """Return the iterations that reports are on, in their order."""
+    spans = [(report["iteration_index"], report.get("num_together", 1)) for report in reports]
+    return [index for last, number in spans for index in range(last - number + 1, last + 1)]

@@ -405,6 +405,9 @@ def test_internal_errors_are_counted_and_training_continues(daemon: FakeDaemon) 
 
         reads_late = False
 
+        def reserve(self, capacity: int) -> None:
+            """Do nothing: nothing is recorded."""
+
         def read_late(self) -> None:
             raise RuntimeError("broken")
 

@@ -15,7 +15,7 @@ from gpuenergyd.client.thinning import MOST_COST_RATIO, NEW_ITERATIONS, STRIDES,
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import HostRecorder, IterationTimes, RecordedIteration
 from gpuenergyd.wire.messages import OrderRow
-from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, plan_slice
+from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, covered, plan_slice
 from tests.support.examples import examples
 from tests.support.virtual_device import CalledRequest, VirtualDevice
 from tests.support.waiting import wait_until
@@ -207,14 +207,25 @@ class ThinnedRank:
         daemon.takes_untimed = True
         self.client = RankClient(RANK, order=ORDER, socket_path=daemon.socket_path, timer=HostRecorder())
         self.reports: list[dict[str, object]] = []
+        self.is_quick = False
+        """Whether iterations are marked with the least code, as far as the client permits."""
         wait_until(lambda: self.client.rank_token is not None)
+
+    def begin_quickly(self) -> bool:
+        """Begin an iteration with the least code; return False if it has to be marked in full."""
+        return self.is_quick and self.client.num_left > self.client.num_in_full and self.client.begin_next()
 
     def run(self, order: tuple[OrderRow, ...] = ORDER, *, is_reported: bool = True) -> dict[str, object]:
         """Run an iteration and return the report of the one before, if there is one."""
-        self.client.begin_iteration()
-        for row in order:
-            self.client.end_instruction(self.client.begin_instruction(*row))
-        assert self.client.end_iteration() == order
+        if self.begin_quickly():
+            for row in order:
+                self.client.request_clock(*row)
+            self.client.end_next()
+        else:
+            self.client.begin_iteration()
+            for row in order:
+                self.client.end_instruction(self.client.begin_instruction(*row))
+            assert self.client.end_iteration() == order
         if self.client.iteration_index and is_reported:
             self.reports.append(self.daemon.reports.get(timeout=WAIT_LIMIT_S))
         return self.reports[-1] if self.reports else {}
@@ -282,12 +293,6 @@ def test_iterations_under_a_new_plan_are_timed_and_no_request_is_left_out(rank: 
     assert [sent.request.sm_clock_mhz for sent in requests] == [900, 1200] * (len(under) + 1)
 
 
-def covered(reports: list[dict[str, object]]) -> list[int]:
-    """Return the iterations that reports are on, in their order."""
-    spans = [(int(str(report["iteration_index"])), int(str(report.get("num_together", 1)))) for report in reports]
-    return [index for last, number in spans for index in range(last - number + 1, last + 1)]
-
-
 @pytest.mark.parametrize("counts_down", [True, False])
 def test_iterations_without_a_plan_are_reported_together_and_none_is_lost_or_reported_twice(
     rank: ThinnedRank,
@@ -335,6 +340,41 @@ def test_iterations_under_a_plan_are_reported_one_by_one_even_if_it_comes_within
     assert any("num_together" in report for report in reports)
     assert len(under) > 2 * NEW_ITERATIONS
     assert not any("num_together" in report for report in under)
+
+
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_iterations_under_a_settled_plan_are_reported_together_with_the_times_and_requests_of_each(
+    rank: ThinnedRank,
+    monkeypatch: pytest.MonkeyPatch,
+    is_quick: bool,  # noqa: FBT001  a parameter of the test
+) -> None:
+    rank.is_quick = is_quick
+    monkeypatch.setattr("gpuenergyd.client.rank._SPANS_LIMIT_S", 1e9)  # groups are as long, however busy the host
+    rank.daemon.takes_spans = True
+    rank.daemon.plans = [plan_slice(1, 0, [("F", 1, 0, 0, 900), ("B", 1, 0, 0, 1200)])]
+    wait_until(lambda: rank.run(is_reported=False) is not None and rank.client.plan_epoch == 1)
+    begun = rank.client.iteration_index
+    wait_until(lambda: rank.run(is_reported=False) is not None and rank.client.num_left == 4)
+    assert rank.begin_quickly() or rank.client.begin_iteration()
+    rank.client.abandon_iteration()
+    failed = rank.client.iteration_index
+    wait_until(lambda: rank.run(is_reported=False) is not None and rank.client.num_left == 4)
+    ends_at = rank.client.iteration_index + 3
+    rank.daemon.plans = [plan_slice(2, ends_at, [])]
+    wait_until(lambda: rank.run(is_reported=False) is not None and rank.client.plan_epoch == 2)
+    first_after = rank.client.iteration_index
+    rank.client.release()
+    wait_until(lambda: not rank.daemon.releases.empty())
+    reports = [rank.daemon.reports.get() for _ in range(rank.daemon.reports.qsize())]
+    spans = [row[3:] for report in reports if "num_together" in report for row in report["instructions"]]
+    num_requests = 2 * (first_after - begun - 1)
+
+    assert covered(reports) == [k for k in range(first_after + 1) if k != failed]
+    assert spans
+    assert all(before[1] <= after[0] <= after[1] for before, after in pairwise(spans))
+    requests = [rank.daemon.clock_requests.get(timeout=WAIT_LIMIT_S) for _ in range(num_requests)]
+    assert [sent.request.sm_clock_mhz for sent in requests] == [900, 1200] * (num_requests // 2)
+    assert rank.client.total_errors == 0
 
 
 def test_iterations_are_timed_for_another_daemon_and_for_one_that_does_not_know_of_others(rank: ThinnedRank) -> None:

@@ -22,7 +22,7 @@ from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.request_memory import REACHED
 from gpuenergyd.client.timing.watched_requests import WatchedRequests
 from gpuenergyd.wire.messages import OrderRow
-from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, plan_slice
+from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, covered, plan_slice
 from tests.support.virtual_device import VirtualDevice
 from tests.support.waiting import wait_until
 
@@ -171,25 +171,27 @@ def test_a_loop_that_is_only_observed_marks_few_iterations_and_counts_all(
     reports = [daemon.reports.get() for _ in range(daemon.reports.qsize())]
 
     assert len(recorded) < 160
-    reported = [
-        report["iteration_index"] - num_left
-        for report in reports
-        for num_left in reversed(range(report.get("num_together", 1)))
-    ]
+    reported = covered(reports)
     assert reported == list(range(reported[0], client.iteration_index + 1))
     assert client.total_errors == 0
 
 
+@pytest.mark.parametrize("takes_spans", [True, False])
 def test_a_loop_whose_planned_clock_is_in_force_marks_only_the_ends_of_its_iterations(
-    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+    daemon: FakeDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    takes_spans: bool,  # noqa: FBT001  a parameter of the test
 ) -> None:
     monkeypatch.setattr("gpuenergyd.client.thinning.MOST_COST_RATIO", 0.0)
     monkeypatch.setattr("gpuenergyd.client.rank._REPEAT_AFTER_NS", 10**18)
-    daemon.takes_untimed = True
+    monkeypatch.setattr("gpuenergyd.client.rank._SPANS_LIMIT_S", 1e9)
+    daemon.takes_untimed, daemon.takes_spans = True, takes_spans
     daemon.plans = [plan_slice(1, 0, [("F", 0, 0, 0, 900)])]
     training = Training(daemon.socket_path, VirtualDevice())
     with training.job:
-        wait_until(lambda: training.step() and training.job._client is not None and training.job._client.is_assumed)
+        wait_until(
+            lambda: training.step() and training.job._client is not None and not training.job._client._timed.is_timed
+        )
         client = training.job._client
         assert client is not None
         before = client._sender.next_sequence()
@@ -202,12 +204,11 @@ def test_a_loop_whose_planned_clock_is_in_force_marks_only_the_ends_of_its_itera
     wait_until(lambda: not daemon.releases.empty())
     reports = [daemon.reports.get() for _ in range(daemon.reports.qsize())]
 
-    assert after - before - 1 == 1
-    assert [report["iteration_index"] for report in reports] == list(
-        range(reports[0]["iteration_index"], 1 + client.iteration_index)
-    )
+    assert after - before - 1 <= (10 if takes_spans else 1)
+    assert covered(reports) == list(range(reports[0]["iteration_index"], 1 + client.iteration_index))
     assert [report.get("is_in_order", True) for report in reports] == [True] * len(reports)
-    assert sum(not report["instructions"] for report in reports[-64:]) >= 56
+    assert sum(report.get("num_together", 1) for report in reports if "is_in_order" in report) >= 56
+    assert any("num_together" in report for report in reports) is takes_spans
     assert client.total_errors == 0
 
 

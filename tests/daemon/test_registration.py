@@ -3,7 +3,7 @@
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -166,7 +166,7 @@ def test_iterations_that_are_reported_together_follow_each_other_and_last_as_lon
     begin_ns, end_ns = now_ns - lasted_ns - gap_ns, now_ns - gap_ns
     given = IterationReport("t", 99, 0, begin_ns, end_ns, 0 if is_last else now_ns, (), is_in_order=True)
     given.num_together, given.launched_iteration_index = num_together, 101
-    singles = single_iterations(checked_iteration(given, 0), num_together)
+    singles = single_iterations(checked_iteration(given, 0), given)
 
     assert [single.iteration_index for single in singles] == list(range(100 - num_together, 100))
     assert singles[0].begin_ns == begin_ns
@@ -186,3 +186,27 @@ def test_only_iterations_in_order_and_without_a_plan_may_be_reported_together(ch
 
     with pytest.raises(ProtocolError, match="num_together"):
         checked_iteration(replace(given, **changes), 0)
+
+
+@drawn(st.lists(st.integers(0, 10**9), min_size=4, max_size=16).filter(lambda drawn: len(drawn) % 2 == 0), st.data())
+def test_iterations_reported_together_with_the_times_of_each_keep_these_under_any_plan(
+    lasted_ns: list[int], data: st.DataObject
+) -> None:
+    now_ns = time.monotonic_ns()
+    bounds_ns = [now_ns - left_ns for left_ns in accumulate(reversed(lasted_ns))][::-1]
+    num_together = len(bounds_ns) // 2
+    rows = tuple(("F", k, 0, bounds_ns[2 * k], bounds_ns[2 * k + 1]) for k in range(num_together))
+    given = IterationReport("t", 99, 1, bounds_ns[0], bounds_ns[-1], now_ns, rows, is_in_order=True)
+    given.num_together = num_together
+    singles = single_iterations(checked_iteration(given, 0), given)
+    lost = data.draw(st.integers(0, num_together - 1))
+
+    assert [(own.iteration_index, own.plan_epoch) for own in singles] == [
+        (100 - k, 1) for k in range(num_together, 0, -1)
+    ]
+    assert [(own.begin_ns, own.end_ns) for own in singles] == [row[3:] for row in rows]
+    assert [own.next_begin_ns for own in singles] == [*bounds_ns[2::2], now_ns]
+    assert not any(own.instructions for own in singles)
+    for wrong in (rows[:lost] + rows[lost + 1 :], (*rows[:-1], ("F", 0, 0, bounds_ns[-1], bounds_ns[0] - 1))):
+        with pytest.raises(ProtocolError, match="num_together"):
+            checked_iteration(replace(given, instructions=wrong), 0)

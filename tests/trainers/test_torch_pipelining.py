@@ -383,10 +383,14 @@ class WatchedRank:
     def __init__(self) -> None:
         self.is_active, self.sees = True, True
         self.marked: list[tuple[str, int, int]] = []
+        self.requested: list[tuple[str, int, int]] = []
         self.client = SimpleNamespace(
             may_reorder=False,
             num_left=0,
+            num_in_full=1,
+            due={},
             begin_instruction=self._begin,
+            request_clock=lambda *row: self.requested.append(row),
             end_instruction=lambda _slot: None,
             assume_order=lambda: None,
             total_errors=0,
@@ -420,6 +424,10 @@ def test_a_stage_is_wrapped_only_where_its_instructions_are_marked_and_each_is_m
     rank.sees = False
     schedule.step()
     is_plain = stage.forward_one_chunk is plain
+    rank.client.due = {("F", 3, 0): "a request"}
+    schedule.step()
+    rank.client.due = {}
+    schedule.step()
     replaced = stage.forward_one_chunk = lambda microbatch: plain(microbatch) + 1
     second = schedule.step()
     rank.sees = True
@@ -435,4 +443,5 @@ def test_a_stage_is_wrapped_only_where_its_instructions_are_marked_and_each_is_m
     assert is_plain
     assert replaced is not wrapped
     assert rank.marked == [("F", 3, 0)] * 4
+    assert rank.requested == [("F", 3, 0)]
     assert handle.num_errors == 0

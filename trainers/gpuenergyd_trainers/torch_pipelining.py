@@ -56,7 +56,7 @@ class PipelineHandle(Handle):
         if rank.client.may_reorder:
             self._change_orders(stages[0])
         self._instructions: list[WrappedAttribute] = []
-        self._are_marked = True
+        self._are_marked, self._only_requests = True, False
         self._stay_marked = memory is not None or self._functions.are_marked
         for chunk_index, stage in enumerate(stages):
             for name, kind in (("forward_one_chunk", "F"), ("backward_weight_one_chunk", "W")):
@@ -84,10 +84,12 @@ class PipelineHandle(Handle):
         """Begin a training step, and mark its instructions only if somebody looks at them."""
         rank = self._active_rank
         rank.begin_step()
-        are_marked = self._stay_marked or rank.sees_instructions()
+        self._only_requests = not (self._stay_marked or rank.sees_instructions())
+        are_marked = not self._only_requests or bool(rank.client.due)
         if are_marked is not self._are_marked:
             self._turn_marks(are_marked=are_marked)
-        if not self._are_marked:
+        self._only_requests &= not self._stay_marked
+        if self._only_requests:
             rank.client.assume_order()
 
     def _turn_marks(self, *, are_marked: bool) -> None:
@@ -104,13 +106,16 @@ class PipelineHandle(Handle):
             if not rank.is_active:
                 return step(*args, **kwargs)
             is_training = bool(getattr(self._schedule, "_has_backward", True))
-            if is_training and rank.client.num_left > 1 and not self._are_marked:
-                rank.client.num_left -= 1
+            client = rank.client
+            is_quick = is_training and self._only_requests and client.num_left > client.num_in_full
+            if is_quick and client.begin_next():
                 try:
-                    return step(*args, **kwargs)
+                    result = step(*args, **kwargs)
                 except BaseException:
                     self.shielded(rank.fail_step)
                     raise
+                client.end_next()
+                return result
             self._last_forward_slot = NOT_RECORDED
             self.shielded(self._begin_step if is_training else rank.pause)
             try:
@@ -132,13 +137,18 @@ class PipelineHandle(Handle):
             self._active_rank.give_up(self._functions.obstacle)
 
     def _around(self, stage: Any, chunk_index: int, kind: str) -> Any:
-        begin, end = self._active_rank.client.begin_instruction, self._active_rank.client.end_instruction
-        is_forward = kind == "F"
+        client, is_forward = self._active_rank.client, kind == "F"
+        begin, end = client.begin_instruction, client.end_instruction
         is_last_forward = is_forward and stage.is_last
         memory = self._memory
 
         def make(compute: Call) -> Call:
             def compute_in_job(*args: Any, **kwargs: Any) -> Any:
+                if self._only_requests:
+                    row = kind, args[0] if args else _named_index(kwargs), chunk_index
+                    if row in client.due:
+                        client.request_clock(*row)
+                    return compute(*args, **kwargs)
                 slot = NOT_RECORDED
                 self._num_stage_calls += 1
                 if is_forward or stage.has_backward:
@@ -161,15 +171,21 @@ class PipelineHandle(Handle):
         return make
 
     def _around_backward(self, stage: Any, chunk_index: int) -> Any:
-        begin, end = self._active_rank.client.begin_instruction, self._active_rank.client.end_instruction
+        client = self._active_rank.client
+        begin, end = client.begin_instruction, client.end_instruction
 
         def make(compute: Call) -> Call:
             def backward_in_job(*args: Any, **kwargs: Any) -> Any:
                 slot = NOT_RECORDED
+                kind = "B" if kwargs.get("full_backward", args[2] if len(args) > 2 else True) else "I"
+                if self._only_requests:
+                    row = kind, args[0] if args else _named_index(kwargs), chunk_index
+                    if row in client.due:
+                        client.request_clock(*row)
+                    return compute(*args, **kwargs)
                 self._num_stage_calls += 1
                 if stage.has_backward:
-                    is_full = kwargs.get("full_backward", args[2] if len(args) > 2 else True)
-                    slot = begin("B" if is_full else "I", args[0] if args else _named_index(kwargs), chunk_index)
+                    slot = begin(kind, args[0] if args else _named_index(kwargs), chunk_index)
                 try:
                     return compute(*args, **kwargs)
                 finally:

@@ -128,8 +128,7 @@ class PhaseMarks:
         client = self._client
         if client is None:
             return
-        if client.num_left > 1:
-            client.num_left -= 1
+        if client.num_left > client.num_in_full and client.can_leave_out and client.begin_next():
             self.is_in_iteration = self.is_left_out = True
             self._may_begin = self._has_stepped = False
             return
@@ -143,9 +142,8 @@ class PhaseMarks:
                 self._decide()
             self.is_in_iteration, self._is_paused, self._has_phases = True, False, False
             self._microbatch = self._num_steps = 0
-            self._kind, self._slot = "F", NOT_RECORDED
-            if not (client.is_assumed and self.is_whole):
-                self._slot = client.begin_instruction("F", 0)
+            self._kind = "F"
+            self._slot = client.begin_instruction("F", 0)
         except Exception:  # noqa: BLE001  must not reach training
             self.num_errors += 1
 
@@ -157,6 +155,8 @@ class PhaseMarks:
         """End the iteration; one that raises is discarded."""
         if self.is_left_out and kind is None:
             self.is_in_iteration = self.is_left_out = False
+            if self._client is not None and self._client.has_spans:
+                self._client.end_next()
         elif kind is not None:
             self.abandon_iteration()
         else:
@@ -168,7 +168,7 @@ class PhaseMarks:
         if client is None or not self.is_in_iteration:
             return
         if self.is_left_out:
-            self.is_in_iteration = self.is_left_out = False
+            self.__exit__(None, None, None)
             return
         try:
             if self._slot != NOT_RECORDED:

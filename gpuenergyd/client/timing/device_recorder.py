@@ -19,14 +19,14 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
 from gpuenergyd.client.timing.clock_probe import ClockProbe, TrueClock
 from gpuenergyd.client.timing.event_buffer import EventBuffer
 from gpuenergyd.client.timing.event_device import Anchor, CountsCycles, EventDevice
-from gpuenergyd.client.timing.recorder import NOT_RECORDED, IterationTimes, RecordedIteration
+from gpuenergyd.client.timing.recorder import NOT_RECORDED, IterationTimes, Marks, RecordedIteration
 from gpuenergyd.client.timing.replays import CapturedInstructions, ReplayReading
 from gpuenergyd.client.timing.stream_follower import StreamFollower
 from gpuenergyd.client.timing.stream_requests import PlannedRequest, StreamRequests
@@ -143,7 +143,8 @@ class DeviceRecorder:
             return NOT_RECORDED
         if current.is_timed:
             self._device.record(current.begins[slot])
-            self._probe_clock()
+            if self._probe is not None or not self._is_probe_opened:
+                self._probe_clock()
         return slot
 
     def end(self, slot: int) -> None:
@@ -155,6 +156,20 @@ class DeviceRecorder:
             current.has_ended[slot] = 1
             if len(self._unread) >= self._num_read_together:
                 self._read()
+
+    def open_marks(self, keys: Sequence[OrderRow]) -> tuple[Marks, Marks]:
+        """Return what marks begins and ends of the current iteration's only instructions."""
+        self._keys = dict(enumerate(keys))
+        if self._current is None:
+            return (nothing := [_do_nothing] * len(keys)), nothing
+        return self._current.marks(len(keys))
+
+    def close_marks(self, num_begun: int, num_ended: int) -> None:
+        """Take the instructions that these functions have marked."""
+        self._keys = {slot: key for slot, key in self._keys.items() if slot < num_begun}
+        if self._current is not None:
+            self._current.keys = self._keys
+            self._current.has_ended[:num_ended] = bytes([1]) * num_ended
 
     def end_iteration(self) -> RecordedIteration | None:
         """Mark the end of the iteration; None if its begin was not recorded or a graph is being captured."""
@@ -200,6 +215,16 @@ class DeviceRecorder:
             self._is_request_opened = True
             self._requests = self._device.open_requests()
 
+    @property
+    def has_requests(self) -> bool:
+        """Whether the device itself gives the signal for requests."""
+        return self._requests is not None
+
+    def prepare(self, requests: Iterable[PlannedRequest]) -> None:
+        """Prepare the requests of the next instructions, in their order."""
+        if self._requests is not None:
+            self._requests.prepare(requests)
+
     def _probe_clock(self) -> None:
         """Have the true clock counted, in iterations whose instructions are timed, once there are plans with clocks."""
         try:
@@ -225,7 +250,7 @@ class DeviceRecorder:
         current = self._current
         if not 0 <= slot < self._capacity or current is None:
             return
-        if not current.is_timed and self._device.is_capturing():
+        if self._device.is_capturing():
             return
         if self._requests is not None and self._requests.put(act):
             return
@@ -288,34 +313,9 @@ class DeviceRecorder:
             while self._unread and (num_completed > 0 or self._device.has_completed(self._unread[0][0].last)):
                 num_completed -= 1
                 buffer, act = self._unread.popleft()
-                if act is None or not self._compute_plain_times(buffer):
-                    self._finish(buffer, act)
-                else:
-                    act()
+                self._finish(buffer, act)
         finally:
             self._reading.release()
-
-    def _compute_plain_times(self, buffer: EventBuffer) -> bool:
-        """Compute the times of an iteration between two others; False if it needs more than the times of its ends.
-
-        This is what most iterations of short steps take, so that it calls nothing else.
-        """
-        number, begin_ns = self._last
-        following = buffer.following
-        if buffer.is_timed or buffer.reading is not None or following is None or buffer.follows != number or not number:
-            return False
-        elapsed_ms, opening = self._device.elapsed_ms, buffer.opening
-        last_ns = round(elapsed_ms(opening, following) * _NS_PER_MS)
-        if self._since_anchor_ns + last_ns >= _ANCHOR_EVERY_NS:
-            return False
-        self._since_anchor_ns += last_ns
-        self._device_ns += last_ns
-        self._num_read_together = min(1 + _READ_TOGETHER_NS // max(1, last_ns), _READ_TOGETHER)
-        end_ns = begin_ns + round(elapsed_ms(opening, buffer.closing) * _NS_PER_MS)
-        window_end_ns = begin_ns + last_ns
-        self._last = buffer.number, window_end_ns
-        buffer.known = IterationTimes(begin_ns, min(end_ns, window_end_ns), window_end_ns, ())
-        return True
 
     def _finish(self, buffer: EventBuffer, act: Callable[[], None] | None) -> None:
         if act is None:  # it is left out

@@ -1,9 +1,10 @@
 """Events of one iteration on a device's stream, allocated once and used again."""
 
+from functools import partial
 from typing import Any
 
 from gpuenergyd.client.timing.event_device import EventDevice
-from gpuenergyd.client.timing.recorder import UNTIL_NEXT_BEGIN, IterationTimes
+from gpuenergyd.client.timing.recorder import UNTIL_NEXT_BEGIN, IterationTimes, Marks
 from gpuenergyd.client.timing.replays import ReplayReading
 from gpuenergyd.wire.messages import OrderRow
 
@@ -13,7 +14,7 @@ class EventBuffer:
 
     def __init__(self, device: EventDevice, capacity: int, unused: "list[EventBuffer]") -> None:
         """Make the events; `unused` gets the buffer when it is freed."""
-        self._unused = unused
+        self._unused, self._record = unused, device.record
         self.opening, self.closing = device.make_event(), device.make_event()
         self.following: Any = None
         """The event at which the next iteration begins: usually that one's opening."""
@@ -31,6 +32,14 @@ class EventBuffer:
         """Where the iteration is the replay of a captured graph: then `begins` and `ends` are not used."""
         self.known: IterationTimes | None = None
         self.is_timed = True
+        self._marks: tuple[Marks, Marks] = [], []
+
+    def marks(self, num: int) -> tuple[Marks, Marks]:
+        """Return what records begins and ends of so many instructions."""
+        if len(self._marks[0]) < num:
+            begins, ends = ([partial(self._record, event) for event in own[:num]] for own in (self.begins, self.ends))
+            self._marks = begins, ends
+        return self._marks
 
     @property
     def last(self) -> Any:

@@ -1,9 +1,10 @@
 """Timers of instructions: their Protocol, and the recorder on the host's clock, which writes to preallocated memory."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic_ns
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from gpuenergyd.client.timing.stream_requests import PlannedRequest
 from gpuenergyd.wire.messages import InstructionRow, OrderRow
@@ -16,6 +17,8 @@ NOT_RECORDED = -1
 UNTIL_NEXT_BEGIN = "D"
 """Kind of instruction that is not ended: it lasts until the next begin of an iteration, or until a pause."""
 _UNUSED: OrderRow = ("", -1, -1)
+Marks: TypeAlias = Sequence[Callable[[], object]]
+"""Functions without arguments, one for each instruction."""
 
 
 class IterationTimes(NamedTuple):
@@ -65,6 +68,14 @@ class InstructionTimer(Protocol):
 
     def end(self, slot: int) -> None:
         """Mark the end of an instruction; a later call with the same slot overwrites it."""
+        ...
+
+    def open_marks(self, keys: Sequence[OrderRow]) -> tuple[Marks, Marks]:
+        """Return what marks begins and ends of the current iteration's only instructions, with the least code."""
+        ...
+
+    def close_marks(self, num_begun: int, num_ended: int) -> None:
+        """Take the instructions that these functions have marked."""
         ...
 
     def end_iteration(self) -> RecordedIteration | None:
@@ -189,6 +200,13 @@ class HostRecorder:
         """Mark the end of an instruction; a later call with the same slot overwrites it."""
         if slot >= 0:
             self._current.end_ns[slot] = monotonic_ns()
+
+    def open_marks(self, keys: Sequence[OrderRow]) -> tuple[Marks, Marks]:
+        """Return what marks begins and ends of the current iteration's only instructions."""
+        return [partial(self.begin, key) for key in keys], [partial(self.end, slot) for slot in range(len(keys))]
+
+    def close_marks(self, num_begun: int, num_ended: int) -> None:
+        """Do nothing: instructions are taken when they are marked."""
 
     def end_iteration(self) -> RecordedIteration | None:
         """Mark the end of the iteration and return its records; None if all other memory is still being read."""

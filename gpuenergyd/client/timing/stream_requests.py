@@ -1,6 +1,7 @@
 """Clock requests that are sent when the GPU reaches an instruction: the Protocols of a request and of its sender."""
 
 import socket
+from collections.abc import Iterable
 from typing import Protocol, TypeAlias
 
 Datagram: TypeAlias = tuple[bytes, int, int, socket.socket]
@@ -32,6 +33,10 @@ class StreamRequests(Protocol):
 
         Returns False if that is not possible, now or later.
         """
+        ...
+
+    def prepare(self, requests: Iterable[PlannedRequest]) -> None:
+        """Prepare the requests that are put next, so that putting them in this order takes less time."""
         ...
 
     def pop_num_dropped(self) -> int:

@@ -12,7 +12,8 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -102,6 +103,8 @@ class WatchedRequests:
         self._socket: socket.socket | None = None
         self._number = self._num_dropped = self._num_reported = 0
         self._is_closed = False
+        self._prepared: list[PlannedRequest] = []
+        """Those whose slots are filled in, after the newest put; the next one comes last."""
         descriptor = os.memfd_create("gpuenergyd-requests")
         try:
             os.ftruncate(descriptor, layout.MEMORY_BYTES)
@@ -121,26 +124,15 @@ class WatchedRequests:
         """Have a request sent when the stream reaches what has been launched so far; False if that is not possible."""
         if self._is_closed:
             return False
-        words = self._words
-        if words[layout.IS_BROKEN]:
-            words[layout.IS_BROKEN] = 0
-            request.give_up_socket()
-        datagram = request.datagram()
-        if datagram is None:
-            return True
-        data, sequence, later_delay_ns, clock_socket = datagram
-        if (self._number - words[layout.SENT]) & _WORD_MASK >= layout.NUM_SLOTS:
-            self._num_dropped += 1
-            return True
+        words, prepared = self._words, self._prepared
         number = (self._number + 1) & _WORD_MASK
-        if clock_socket is not self._socket:
-            self._watcher.use_socket(clock_socket, words)
-            self._socket = clock_socket
-        begin = layout.SLOTS_OFFSET + number % layout.NUM_SLOTS * layout.SLOT_BYTES
-        _SLOT_HEAD.pack_into(self._memory, begin, len(data), later_delay_ns)
-        begin += layout.SLOT_HEAD_BYTES
-        self._memory[begin : begin + len(data)] = data
-        _SEQUENCE.pack_into(self._memory, begin + layout.SEQUENCE_OFFSET, sequence)
+        if words[layout.IS_BROKEN] or not prepared or prepared.pop() is not request:
+            prepared.clear()
+            if not self._num_free:
+                self._num_dropped += 1
+                return True
+            if not self._fill(request, number):
+                return True
         words[layout.PUT] = self._number = number
         try:
             if self._write is None:
@@ -154,6 +146,39 @@ class WatchedRequests:
         logger.info("gpuenergyd: the GPU cannot write its progress (%s); its events are asked instead", reason)
         self.close()
         return False
+
+    def prepare(self, requests: Iterable[PlannedRequest]) -> None:
+        """Fill in the requests that are put next, in this order, as far as there is room."""
+        prepared: list[PlannedRequest] = []
+        for request in islice(requests, self._num_free):
+            if not self._fill(request, self._number + 1 + len(prepared)):
+                break
+            prepared.append(request)
+        self._prepared = prepared[::-1]
+
+    @property
+    def _num_free(self) -> int:
+        return layout.NUM_SLOTS - ((self._number - self._words[layout.SENT]) & _WORD_MASK)
+
+    def _fill(self, request: PlannedRequest, number: int) -> bool:
+        """Fill in the slot of a number; return False if the request cannot be sent at present."""
+        words, memory = self._words, self._memory
+        if words[layout.IS_BROKEN]:
+            words[layout.IS_BROKEN] = 0
+            request.give_up_socket()
+        datagram = request.datagram()
+        if datagram is None:
+            return False
+        data, sequence, later_delay_ns, clock_socket = datagram
+        if clock_socket is not self._socket:
+            self._watcher.use_socket(clock_socket, words)
+            self._socket = clock_socket
+        begin = layout.SLOTS_OFFSET + number % layout.NUM_SLOTS * layout.SLOT_BYTES
+        _SLOT_HEAD.pack_into(memory, begin, len(data), later_delay_ns)
+        begin += layout.SLOT_HEAD_BYTES
+        memory[begin : begin + len(data)] = data
+        _SEQUENCE.pack_into(memory, begin + layout.SEQUENCE_OFFSET, sequence)
+        return True
 
     def pop_num_dropped(self) -> int:
         """Return how many requests could not be sent since the last call."""

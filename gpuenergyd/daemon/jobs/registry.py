@@ -332,9 +332,7 @@ class Jobs:
         if session is None:
             return None
         runner = session.runner
-        iterations = single_iterations(
-            checked_iteration(report, session.pp_rank, session.stage_rank), report.num_together
-        )
+        iterations = single_iterations(checked_iteration(report, session.pp_rank, session.stage_rank), report)
         iteration = iterations[-1]
         clocks = checked_clocks(report)
         session.captured = report.captured
@@ -357,7 +355,9 @@ class Jobs:
             power_per_gpu_w=power_w,
             takes_several=True,
             takes_untimed=(takes_untimed := self._takes_untimed(runner)),
-            takes_together=takes_untimed and runner.is_observing and runner.job.description.num_ranks == 1,
+            takes_together=(is_one_rank := takes_untimed and runner.job.description.num_ranks == 1)
+            and runner.is_observing,
+            takes_spans=is_one_rank,
             figures=session.new_figures(runner.last_report_mono_ns),
         )
 

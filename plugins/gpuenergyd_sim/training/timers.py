@@ -7,7 +7,7 @@ do not. Here the delay is part of the time between instructions.
 
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
@@ -98,6 +98,9 @@ class _RequestsInStream:
         """Send a request when the GPU has executed what was launched before."""
         self._stream.call(request)
         return True
+
+    def prepare(self, requests: Iterable[PlannedRequest]) -> None:
+        """Do nothing: requests are put together at no cost."""
 
     def pop_num_dropped(self) -> int:
         """Return 0: `put` accepts all requests."""

@@ -113,6 +113,23 @@ def test_requests_are_sent_in_order_once_the_stream_reaches_them(
     assert decode_clock_request(theirs.recv(4096)).request.sm_clock_mhz == 1410
 
 
+def test_prepared_requests_are_sent_as_they_are_put_and_others_in_their_place(
+    requests: Any, sockets: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = sockets
+    own = [Request(1000 + number, ours) for number in range(NUM_SLOTS + 4)]
+    requests.made.prepare(own)
+    requests.reach(NUM_SLOTS)
+    put = [*own[:3], own[5], own[4], *own[3:6]]
+    for request in put:
+        assert requests.made.put(request)
+    sent = [decode_clock_request(theirs.recv(4096)).request.sm_clock_mhz for _ in put]
+
+    assert sent == [1000 + own.index(request) for request in put]
+    assert requests.stream.launched == list(range(1, 1 + len(put)))
+    assert requests.made.pop_num_dropped() == 0
+
+
 def test_requests_go_to_the_newest_socket(requests: Any, sockets: tuple[socket.socket, socket.socket]) -> None:
     pairs = [sockets, *(socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(3))]
     for number, (ours, theirs) in enumerate(pairs, start=1):

@@ -461,6 +461,7 @@ async def test_only_jobs_that_are_observed_report_iterations_together_and_each_o
 
     assert reply is not None
     assert reply.takes_together is is_observing
+    assert reply.takes_spans
     assert job.num_iterations == 5
 
 
