@@ -17,10 +17,12 @@ from gpuenergyd.core.pipeline.graph import InstructionClass, graph_from_edges
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.errors import ProfileError, TargetError
+from gpuenergyd_policies.planning import frontier as frontier_module
 from gpuenergyd_policies.planning.frontier import (
     Effort,
     SolvedPlan,
     frontier,
+    least_energies_j,
     min_iteration_time_s,
     solve,
     solve_with_frontier,
@@ -259,6 +261,19 @@ def test_one_sweep_gives_the_same_plan_as_solving_alone(*, forced: bool) -> None
     assert together == alone
     assert whole.points[-1].iteration_time_s <= whole.min_energy_time_s
     assert whole == frontier(graph, profile, num_points=8, until_slowest=False)
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(pipeline=random_pipelines(), wanted=st.lists(fractions, min_size=1, max_size=4), is_large=st.booleans())
+def test_one_sweep_gives_the_bounds_of_solving_for_each_deadline(
+    pipeline: Pipeline, wanted: list[float], *, is_large: bool
+) -> None:
+    deadlines_s = [_deadline_s(pipeline, fraction) for fraction in (0.0, *wanted)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frontier_module, "TOO_LARGE", 0 if is_large else frontier_module.TOO_LARGE)
+        alone = [solve(*pipeline, deadline_s=own_s, effort=Effort.QUICK).lower_bound_j for own_s in deadlines_s]
+
+        assert least_energies_j(*pipeline, [0.0, *deadlines_s]) == (alone[0], *alone)
 
 
 def test_thinned_hulls_still_give_a_valid_bound_with_a_small_loss() -> None:
