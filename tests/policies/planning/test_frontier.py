@@ -270,7 +270,8 @@ def test_one_sweep_gives_the_bounds_of_solving_for_each_deadline(
 ) -> None:
     deadlines_s = [_deadline_s(pipeline, fraction) for fraction in (0.0, *wanted)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frontier_module, "TOO_LARGE", 0 if is_large else frontier_module.TOO_LARGE)
+        if is_large:
+            patch.setattr(frontier_module, "TOO_LARGE", 0)
         alone = [solve(*pipeline, deadline_s=own_s, effort=Effort.QUICK).lower_bound_j for own_s in deadlines_s]
 
         assert least_energies_j(*pipeline, [0.0, *deadlines_s]) == (alone[0], *alone)
