@@ -51,7 +51,9 @@ pages: $(STAMP)  ## write the generated pages, pictures and figures of the docum
 docs: $(STAMP)  ## build the documentation site into build/docs/
 	$(BIN)/python -m docs.site build/docs
 
-test: lint layers spelling unit  ## the quick checks and the usual tests: less than 8 minutes on two cores
+test: $(STAMP)  ## the quick checks and the usual tests: less than 8 minutes on two cores
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync lint layers spelling $(TESTS_COMPILED)
+	@$(MAKE) --no-print-directory unit
 
 check: lint types pyright layers spelling  ## all static checks
 

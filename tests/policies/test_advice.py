@@ -23,7 +23,7 @@ TRIED = 64
 CLOCKS, LIMITS = frozenset({Lever.CLOCKS}), frozenset({Lever.POWER_LIMITS})
 
 
-def _saving_of(run: VirtualTraining) -> float:
+def saving_of(run: VirtualTraining) -> float:
     estimate = run.job.estimate()
     assert estimate is not None
     assert estimate.saving is not None
@@ -48,7 +48,7 @@ def test_advice_from_full_speed_is_a_range_that_holds_what_the_job_then_saves(se
     assert advice.is_range
     permitted = loop_training(Uniform(), random_loop_work(seed), max_slowdown_ratio=0.05, seed=100 + seed)
     permitted.run(110)
-    assert advice.low_ratio <= _saving_of(permitted) <= advice.high_ratio
+    assert advice.low_ratio <= saving_of(permitted) <= advice.high_ratio
 
 
 @pytest.mark.parametrize("kind", MEMORY_SHARES)
@@ -63,7 +63,7 @@ def test_a_tenth_of_a_percent_permitted_measures_the_saving_at_five_percent(seed
     permitted = loop_training(Uniform(), work, max_slowdown_ratio=0.05, seed=100 + seed)
     permitted.run(110)
     assert not advice.is_range
-    assert abs(advice.saving_ratio - _saving_of(permitted)) <= 0.02
+    assert abs(advice.saving_ratio - saving_of(permitted)) <= 0.02
 
 
 @pytest.mark.parametrize("policy", [Cost(eta="1"), Uniform()])

@@ -138,6 +138,8 @@ class Scan(NamedTuple):
     """Line, name and whether it is no variable, for every definition, the module included."""
     texts: tuple[tuple[int, str], ...]
     """Line and text of every string with a space."""
+    classes: tuple[tuple[int, str], ...]
+    """Line and name of every class of the module itself."""
 
 
 @cache
@@ -145,7 +147,8 @@ def scan(path: Path) -> Scan:
     """Read a program once for all tests: that takes most of their time."""
     names: list[tuple[int, str, bool]] = [(1, path.stem, True)]
     texts: list[tuple[int, str]] = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
         match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 names.append((node.lineno, name, True))
@@ -157,7 +160,8 @@ def scan(path: Path) -> Scan:
                 texts.append((node.lineno, text))
             case _:
                 pass
-    return Scan(tuple(names), tuple(texts))
+    classes = tuple((node.lineno, node.name) for node in tree.body if isinstance(node, ast.ClassDef))
+    return Scan(tuple(names), tuple(texts), classes)
 
 
 @cache
@@ -230,9 +234,8 @@ def test_every_class_name_of_the_product_packages_has_one_meaning() -> None:
     defined: defaultdict[str, list[str]] = defaultdict(list)
     for path in python_files():
         if path.relative_to(ROOT).parts[0] in PRODUCT_FOLDERS:
-            for node in ast.parse(path.read_text(encoding="utf-8")).body:
-                if isinstance(node, ast.ClassDef):
-                    defined[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+            for line, name in scan(path).classes:
+                defined[name].append(f"{path.relative_to(ROOT)}:{line}")
     shared = {name: places for name, places in defined.items() if len(places) > 1}
 
     assert {name: places for name, places in shared.items() if name not in SHARED_CLASS_NAMES} == {}

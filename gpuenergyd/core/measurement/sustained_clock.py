@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from gpuenergyd.core.measurement.observation import CapReadings, IterationObservation
-from gpuenergyd.core.pipeline.graph import InstructionKind
 from gpuenergyd.count_text import count_text
 
 _LEAST_READINGS = 4
@@ -92,25 +91,22 @@ def moved_clocks(before: Iterable[IterationObservation], now: Iterable[Iteration
 
 def sustained_clocks(full_speed: Iterable[IterationObservation]) -> dict[int, SustainedClock]:
     """Return the sustained clock of each rank whose GPU was at its power limit in iterations at full speed."""
+    windows = [own for observation in full_speed if observation.is_regular for own in observation.ranks]
     readings: dict[int, list[CapReadings]] = defaultdict(list)
-    busy_s: dict[int, float] = defaultdict(float)
-    timed_s: dict[int, float] = defaultdict(float)
-    kinds: dict[int, set[tuple[InstructionKind, int]]] = defaultdict(set)
-    for rank in (own for observation in full_speed if observation.is_regular for own in observation.ranks):
-        if rank.cap is not None:
-            readings[rank.pp_rank].append(rank.cap)
-        if rank.time_at:
-            computing = [(own.kind, own) for own in rank.time_at if own.kind is not None and not own.kind.is_wait]
-            kinds[rank.pp_rank] |= {(kind, own.chunk_index) for kind, own in computing}
-            busy_s[rank.pp_rank] += sum(own.time_s for _, own in computing)
-            timed_s[rank.pp_rank] += rank.window_s
+    for window in windows:
+        if window.cap is not None:
+            readings[window.pp_rank].append(window.cap)
     found = {}
     for pp_rank, own in readings.items():
         num, num_capped = sum(one.num for one in own), sum(one.num_capped for one in own)
         if num_capped >= max(_LEAST_READINGS, _LEAST_RATIO * num):
             clock_mhz = sum(one.num_capped * one.capped_sm_clock_mhz for one in own) / num_capped
-            busy_ratio = busy_s[pp_rank] / timed_s[pp_rank] if timed_s[pp_rank] else 1.0
+            timed = [window for window in windows if window.pp_rank == pp_rank and window.time_at]
+            computing = [[at for at in own.time_at if at.kind is not None and not at.kind.is_wait] for own in timed]
+            timed_s = sum(window.window_s for window in timed)
+            busy_s = sum(sum(at.time_s for at in window) for window in computing)
+            kinds = {(at.kind, at.chunk_index) for window in computing for at in window}
             found[pp_rank] = SustainedClock(
-                clock_mhz, num_capped / num, busy_ratio, max(1, len(kinds[pp_rank])), num_capped
+                clock_mhz, num_capped / num, busy_s / timed_s if timed_s else 1.0, max(1, len(kinds)), num_capped
             )
     return found

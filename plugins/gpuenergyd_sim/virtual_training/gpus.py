@@ -10,7 +10,7 @@ from gpuenergyd.core.measurement.switch_calibration import SwitchCalibration
 from gpuenergyd.core.measurement.telemetry import ClockHistory, EnergyCounter
 from gpuenergyd.core.pipeline.graph import InstructionKind, Schedule
 from gpuenergyd.core.pipeline.switching import ObservedSwitch, constant_latency
-from gpuenergyd_sim.virtual_training.work import CLOCKS_MHZ, CappedWork, Work, a100_waiting_power_w
+from gpuenergyd_sim.virtual_training.work import CLOCKS_MHZ, Work, a100_waiting_power_w, actual_clock_mhz
 
 _LOOK_EVERY_S = 0.001
 _READ_EVERY_S = 0.1
@@ -170,7 +170,7 @@ class VirtualGpus(ABC):
     def _read_clock(self, r: int, work: Work | None, clock: int, from_s: float, until_s: float) -> None:
         """Read the clock at each instant of the daemon's grid that is passed, at work that a power limit may hold."""
         for tick in range(math.ceil(from_s / _READ_EVERY_S), math.ceil(until_s / _READ_EVERY_S)):
-            actual_mhz = work.actual_clock_mhz(clock) if isinstance(work, CappedWork) else clock
+            actual_mhz = actual_clock_mhz(work, clock)
             is_power_capped = actual_mhz < clock
             if is_power_capped and self.capped_clock_noise_ratio:
                 actual_mhz = min(clock, actual_mhz * (1 + self.random.gauss(0, self.capped_clock_noise_ratio)))

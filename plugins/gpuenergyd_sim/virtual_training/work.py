@@ -1,8 +1,8 @@
 """Times and powers of instructions at each clock, on a published A100 or on any GPU model of this plugin."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
@@ -24,13 +24,10 @@ class Work(Protocol):
         ...
 
 
-@runtime_checkable
-class CappedWork(Work, Protocol):
-    """Work whose clock the power limit of its GPU may hold below the one that is set."""
-
-    def actual_clock_mhz(self, sm_clock_mhz: int) -> float:
-        """Return the clock that the GPU runs at."""
-        ...
+def actual_clock_mhz(work: Work | None, sm_clock_mhz: int) -> float:
+    """Return the clock at which a GPU runs: work at a power limit has a method of this name, by which it is lower."""
+    limited: Callable[[int], float] | None = getattr(work, "actual_clock_mhz", None)
+    return sm_clock_mhz if limited is None else limited(sm_clock_mhz)
 
 
 def a100_power_w(active_w_per_mhz: float, sm_clock_mhz: int) -> float:

@@ -27,9 +27,8 @@ from gpuenergyd_policies.bubble_aware.model import PipelineModel
 from gpuenergyd_policies.bubble_aware.outcome import PlanOutcome
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.learning.risk import THIN_TOLERANCE
-from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
+from gpuenergyd_policies.planning.frontier import least_energies_j
 from gpuenergyd_policies.planning.large import TOO_LARGE
-from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.planning.switching.simulation import SimulatedIteration, simulate_switching
 
 NUM_EXPERIMENTS = 3
@@ -64,11 +63,8 @@ class BelievedFrontier:
 
 def believed_frontier(graph: DependencyGraph, believed: PipelineProfile, *, deadline_s: float) -> BelievedFrontier:
     """Return the frontier a little beyond a deadline: lower bounds, which unlike rough plans are smooth."""
-    bounds_j = []
-    for ratio in _LATE_RATIOS:
-        least_s = max((1 + ratio) * deadline_s, min_iteration_time_s(graph, believed))
-        plan = solve(graph, believed, deadline_s=least_s, effort=Effort.QUICK, thin_tolerance=THIN_TOLERANCE)
-        bounds_j.append(plan.lower_bound_j)
+    deadlines_s = [(1 + ratio) * deadline_s for ratio in _LATE_RATIOS]
+    bounds_j = least_energies_j(graph, believed, deadlines_s, THIN_TOLERANCE)
     falling = np.minimum.accumulate(np.array(bounds_j))
     return BelievedFrontier(tuple(ratio * deadline_s for ratio in _LATE_RATIOS), tuple(falling.tolist()))
 

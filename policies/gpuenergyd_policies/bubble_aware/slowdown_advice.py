@@ -14,7 +14,7 @@ from statistics import NormalDist, fmean, median, pstdev
 import numpy as np
 
 from gpuenergyd.core.measurement.observation import IterationObservation
-from gpuenergyd.core.pipeline.graph import DependencyGraph, dependency_graph
+from gpuenergyd.core.pipeline.graph import dependency_graph
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, SavingAdvice
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.policy_api.policy import JobView
@@ -34,8 +34,7 @@ from gpuenergyd_policies.bubble_aware.planning import plan_from_model
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
 from gpuenergyd_policies.learning.risk import NUM_DRAWS
 from gpuenergyd_policies.learning.seen import NotEnoughDataError
-from gpuenergyd_policies.planning.frontier import min_iteration_time_s, solve
-from gpuenergyd_policies.planning.problem import Effort
+from gpuenergyd_policies.planning.frontier import least_energies_j, min_iteration_time_s
 from gpuenergyd_policies.setting_measurements import LEAST_ENERGY_ERROR, is_current
 from gpuenergyd_policies.setting_search import ADVISED_SLOWDOWNS, can_be_advised
 
@@ -58,10 +57,8 @@ def with_slowdown_advice(view: JobView, plan: ClockPlan) -> ClockPlan:
         fitted = FittedJob(view).fitted
     except NotEnoughDataError:
         return plan
-    random = np.random.default_rng(view.num_issued())
-    return replace(
-        plan, advice=_advice(view, plan, measured, [fitted.profile, *fitted.curves.drawn(NUM_DRAWS, random)])
-    )
+    profiles = [fitted.profile, *fitted.curves.drawn(NUM_DRAWS, np.random.default_rng(view.num_issued()))]
+    return replace(plan, advice=_advice(view, plan, measured, profiles))
 
 
 def may_measure_slower(view: JobView) -> bool:
@@ -116,23 +113,17 @@ def _advice(
     saving = 1 - median(energies_j) / baseline_j
     error = math.hypot(LEAST_ENERGY_ERROR, pstdev(energies_j) / baseline_j / math.sqrt(len(energies_j)))
     caution_ratio = plan.figure(Figure.CAUTION) or 0.0
-    graph, permitted_ratio = dependency_graph(view.schedule), view.target.max_slowdown_ratio
-    at_present_j = [_least_energy_j(view, graph, own, permitted_ratio - caution_ratio) for own in profiles]
+    graph, advised = dependency_graph(view.schedule), advised_slowdowns(view)
+    ratios = (view.target.max_slowdown_ratio, *advised)
+    more_s = [max(0.0, ratio - caution_ratio) * view.baseline.iteration_time_s for ratio in ratios]
+    least_j = [
+        least_energies_j(graph, own, [min_iteration_time_s(graph, own) + more for more in more_s]) for own in profiles
+    ]
     found = []
-    for ratio in advised_slowdowns(view):
-        added = [
-            (present_j - _least_energy_j(view, graph, own, ratio - caution_ratio)) / baseline_j
-            for own, present_j in zip(profiles, at_present_j, strict=True)
-        ]
+    for index, ratio in enumerate(advised, start=1):
+        added = [(own_j[0] - own_j[index]) / baseline_j for own_j in least_j]
         spread = max(pstdev(added[1:]), _ERROR_OF_ADDED * abs(fmean(added)))
         half = NormalDist(0.0, math.hypot(error, spread)).inv_cdf(SAVING_QUANTILES[-1])
         total = saving + added[0]
         found.append(SavingAdvice(ratio, total, total - half, total + half, is_measured=True))
     return tuple(found)
-
-
-def _least_energy_j(view: JobView, graph: DependencyGraph, profile: PipelineProfile, slowdown_ratio: float) -> float:
-    """Return the least energy of the phases in so much more time, the last of their clocks lowered in part."""
-    more_s = max(0.0, slowdown_ratio) * view.baseline.iteration_time_s
-    deadline_s = min_iteration_time_s(graph, profile) + more_s
-    return solve(graph, profile, deadline_s=deadline_s, effort=Effort.QUICK).lower_bound_j

@@ -3,6 +3,7 @@
 Pure functions of a dependency graph and a profile, without GPUs, sockets or files.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +37,7 @@ __all__ = (
     "Frontier",
     "SolvedPlan",
     "frontier",
+    "least_energies_j",
     "min_iteration_time_s",
     "solve",
     "solve_with_frontier",
@@ -165,6 +167,20 @@ def solve_with_frontier(
     )
 
 
+def least_energies_j(
+    graph: DependencyGraph, profile: PipelineProfile, deadlines_s: Iterable[float], thin_tolerance: float | None = None
+) -> tuple[float, ...]:
+    """Return the lower bound of `solve` for each deadline, for T_min if that is later, from a single sweep."""
+    problem = make_problem(graph, profile, thin_tolerance)
+    least_s, most_s = problem.min_time_s, problem.slowest_time_s
+    wanted_s = [useful_s(max(deadline_s, least_s), least_s, most_s) for deadline_s in deadlines_s]
+    if len(graph.instructions) > TOO_LARGE:
+        return tuple(_solve_large(problem, s, forced=False, effort=Effort.QUICK).lower_bound_j for s in wanted_s)
+    sweep = problem.sweep(np.array(wanted_s), stop_early=True)
+    found = (problem.up_to_least_energy(sweep, row, s) for row, s in enumerate(wanted_s))
+    return tuple(problem.energy_bound_j(sweep, row, s) for row, s in found)
+
+
 def min_iteration_time_s(graph: DependencyGraph, profile: PipelineProfile) -> float:
     """Return T_min: the iteration time with every instruction at its fastest option."""
     fastest_s = [profile[key].fastest.time_s for key in graph.classes]
@@ -193,12 +209,10 @@ def solved_plan(
     effort: Effort,
 ) -> SolvedPlan:
     """Return the plan for the first of these deadlines, which are the sweep's first rows."""
-    wanted_s, row = float(deadlines_s[0]), 0
-    rows = list(range(len(deadlines_s)))
-    least_s = max(problem.min_time_s, sweep.min_energy_time_s)
-    if not forced and problem.is_beyond_least_energy(sweep, row):
-        wanted_s, row = min(wanted_s, least_s), len(sweep.durations_s) - 1
-        rows = [row]
+    row, wanted_s = 0, float(deadlines_s[0])
+    if not forced:
+        row, wanted_s = problem.up_to_least_energy(sweep, row, wanted_s)
+    rows = [row] if row else list(range(len(deadlines_s)))
     bound_j = float(problem.cost_bounds_j(sweep, np.array([row]), np.array([wanted_s]))[0])
     plan = problem.best_rounding([sweep.durations_s[r] for r in rows], wanted_s, forced=forced, effort=effort)
     if effort is not Effort.QUICK:
@@ -212,7 +226,7 @@ def solved_plan(
         fractional_durations_s=tuple(sweep.durations_s[row].tolist()),
         prices_w=tuple(sweep.prices_w[row].tolist()),
         price_w=float(sweep.snapshot_prices_w[row]),
-        min_energy_time_s=least_s,
+        min_energy_time_s=max(problem.min_time_s, sweep.min_energy_time_s),
     )
 
 

@@ -127,6 +127,12 @@ class PlanningProblem:
         """Return whether a snapshot lies beyond T*, where slowing down only pays if the wait is forced."""
         return float(sweep.snapshot_prices_w[row]) < self.tables.idle_power_w - PRICE_ROUNDING_W
 
+    def up_to_least_energy(self, sweep: Sweep, row: int, deadline_s: float) -> tuple[int, float]:
+        """Return the row and deadline of a plan that need not wait: those of T* for a deadline beyond it."""
+        if not self.is_beyond_least_energy(sweep, row):
+            return row, deadline_s
+        return len(sweep.durations_s) - 1, min(deadline_s, max(self.min_time_s, sweep.min_energy_time_s))
+
     def best_rounding(
         self, durations_s: list[FloatArray], deadline_s: float, *, forced: bool, effort: Effort
     ) -> RoundedPlan:

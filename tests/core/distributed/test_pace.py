@@ -228,19 +228,24 @@ def test_slowness_is_fixed_after_four_readings() -> None:
     assert tuned(made, LOW, 1.6) == pytest.approx(1.0)
 
 
-def test_an_instruction_at_two_clocks_is_scaled_by_its_shares() -> None:
-    """Half of the work at full speed, half at 1.6 times; what is learned from such a one is the slow clock's."""
-    made = gauge()
-    mixed = tuple(
-        replace(one, shares=(ClockShare(TOP, 0.5 * one.time_s), ClockShare(LOW, 0.8 * one.time_s)))
+def at_two_clocks(first: tuple[int, float], second: tuple[int, float]) -> IterationObservation:
+    """Return an iteration that runs at two clocks: (clock, part of the time at full speed that it takes at it)."""
+    samples = tuple(
+        replace(one, shares=tuple(ClockShare(clock_mhz, part * one.time_s) for clock_mhz, part in (first, second)))
         for one in at_clock(TOP)
     )
+    return iteration(samples, (first[1] + second[1]) * BUSY_S)
 
-    made.observe(iteration(mixed, 1.3 * BUSY_S), PlanPurpose.TRIAL, GRAPH)
+
+def test_an_instruction_at_two_clocks_is_scaled_by_its_shares() -> None:
+    """Half of the work at full speed, half at 1.6 times; what is learned from such a one is the slow clock's."""
+    made, seen = gauge(), at_two_clocks((TOP, 0.5), (LOW, 0.8))
+
+    made.observe(seen, PlanPurpose.TRIAL, GRAPH)
 
     assert tuned(made, LOW, 1.6) == pytest.approx(1.0)
     made.own_time_s = None
-    made.observe(iteration(mixed, 1.3 * BUSY_S), PlanPurpose.TUNED, GRAPH)
+    made.observe(seen, PlanPurpose.TUNED, GRAPH)
     assert made.own_time_s == pytest.approx(1.0)
 
 
@@ -328,37 +333,21 @@ def test_only_iterations_with_an_estimate_count_as_readings() -> None:
 def test_an_instruction_without_a_main_clock_is_not_learned() -> None:
     """More of it than the whole at other clocks: nothing is left for the one that is learned."""
     made = gauge()
-    mixed = tuple(
-        replace(one, shares=(ClockShare(TOP, 1.0 * one.time_s), ClockShare(LOW, 1.2 * one.time_s)))
-        for one in at_clock(TOP)
-    )
 
-    made.observe(iteration(mixed, 2.2 * BUSY_S), PlanPurpose.TRIAL, GRAPH)
+    made.observe(at_two_clocks((TOP, 1.0), (LOW, 1.2)), PlanPurpose.TRIAL, GRAPH)
 
     assert tuned(made, LOW, 1.6) is None
 
 
-def test_other_shares_are_scaled_by_their_known_slowness() -> None:
+@pytest.mark.parametrize(("known_slowness", "part"), [(1.2, 0.6), (None, 0.7)], ids=["known", "by the clock"])
+def test_other_shares_are_scaled_by_their_known_slowness_or_else_by_the_clock(
+    known_slowness: float | None, part: float
+) -> None:
     """Half of the work at 1000 MHz, known to take 1.2 times as long (the clock alone would say 1.4), half at 700."""
     made = gauge()
-    profiled(made, 1000, 1.2)
-    mixed = tuple(
-        replace(one, shares=(ClockShare(1000, 0.6 * one.time_s), ClockShare(LOW, 0.9 * one.time_s)))
-        for one in at_clock(TOP)
-    )
+    if known_slowness is not None:
+        profiled(made, 1000, known_slowness)
 
-    made.observe(iteration(mixed, 1.5 * BUSY_S), PlanPurpose.TRIAL, GRAPH)
-
-    assert tuned(made, LOW, 1.8) == pytest.approx(1.0)
-
-
-def test_other_shares_of_unknown_slowness_are_scaled_by_the_clock() -> None:
-    made = gauge()
-    mixed = tuple(
-        replace(one, shares=(ClockShare(1000, 0.7 * one.time_s), ClockShare(LOW, 0.9 * one.time_s)))
-        for one in at_clock(TOP)
-    )
-
-    made.observe(iteration(mixed, 1.6 * BUSY_S), PlanPurpose.TRIAL, GRAPH)
+    made.observe(at_two_clocks((1000, part), (LOW, 0.9)), PlanPurpose.TRIAL, GRAPH)
 
     assert tuned(made, LOW, 1.8) == pytest.approx(1.0)

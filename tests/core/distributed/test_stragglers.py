@@ -151,15 +151,12 @@ def test_the_slowest_of_several_sets_the_pace() -> None:
     assert {change.job_id: straggler_pace_s(change) for change in changes} == {"a": 1.2, "c": None}
 
 
-def test_a_repeated_pace_is_no_reading() -> None:
+def test_a_pace_from_elsewhere_ends_with_its_straggler() -> None:
     replicas = group("a")
     reported(replicas, 0.0, a=1.0)
-    elsewhere = Pace(1.2, "far", 0.0)
+    for at_s in (0.0, 2.0):
+        replicas.update_pace_elsewhere("a", Pace(1.2, "far", at_s), at_s)
 
-    assert replicas.update_pace_elsewhere("a", elsewhere, 0.0) == ()
-    assert replicas.update_pace_elsewhere("a", elsewhere, 1.0, is_news=False) == ()
-    (change,) = replicas.update_pace_elsewhere("a", Pace(1.2, "far", 2.0), 2.0)
-    assert straggler_pace_s(change) == 1.2
     (gone,) = replicas.update_pace_elsewhere("a", None, 3.0)
     assert gone.pace is None
 

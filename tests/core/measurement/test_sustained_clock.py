@@ -21,7 +21,7 @@ from gpuenergyd.core.measurement.telemetry import ClockHistory
 from gpuenergyd.core.pipeline.graph import InstructionKind
 from tests.support.measured_tables import DATA
 
-F, B = InstructionKind.F, InstructionKind.B
+F, D = InstructionKind.F, InstructionKind.D
 TOP_MHZ = 1980
 PRODUCTS = DATA / "gpu" / "h200" / "power_capped_products.csv"
 
@@ -29,21 +29,10 @@ PRODUCTS = DATA / "gpu" / "h200" / "power_capped_products.csv"
 def observation(index: int, clock_mhz: float, *, cycles: float = 1.0, num_capped: int = 8) -> IterationObservation:
     """Return an iteration of one rank that is busy 80 % of the time, at a clock that its power limit holds."""
     time_s = cycles * 1500 / clock_mhz
-    return IterationObservation(
-        index,
-        "baseline",
-        time_s,
-        (InstructionSample(0, F, (ClockShare(TOP_MHZ, 0.8 * time_s),), 1),),
-        (
-            RankEnergy(
-                0,
-                time_s,
-                700.0 * time_s,
-                (TimeAtClock(None, TOP_MHZ, 0.2 * time_s), TimeAtClock(F, TOP_MHZ, 0.8 * time_s)),
-                cap=CapReadings(10, num_capped, clock_mhz),
-            ),
-        ),
-    )
+    times = (TimeAtClock(None, TOP_MHZ, 0.2 * time_s), TimeAtClock(F, TOP_MHZ, 0.8 * time_s))
+    sample = InstructionSample(0, F, (ClockShare(TOP_MHZ, 0.8 * time_s),), 1)
+    rank = RankEnergy(0, time_s, 700.0 * time_s, times, cap=CapReadings(10, num_capped, clock_mhz))
+    return IterationObservation(index, "baseline", time_s, (sample,), (rank,))
 
 
 def test_the_sustained_clock_is_the_mean_of_what_was_read_at_the_limit() -> None:
@@ -52,6 +41,23 @@ def test_the_sustained_clock_is_the_mean_of_what_was_read_at_the_limit() -> None
     assert found[0].sm_clock_mhz == 1450
     assert found[0].capped_ratio == pytest.approx(16 / 30)
     assert found[0].num_kinds == 1
+
+
+def test_busy_is_the_known_time_of_work_in_regular_iterations() -> None:
+    first = observation(0, 1500)
+    (rank,) = first.ranks
+    times = (TimeAtClock(D, TOP_MHZ, 0.3), TimeAtClock(F, TOP_MHZ, 0.2), TimeAtClock(F, TOP_MHZ, 0.2, chunk_index=1))
+    second = replace(rank, pp_rank=1, time_at=times)
+    unknown = replace(rank, pp_rank=2, time_at=())
+    untimed = replace(first, ranks=(replace(second, time_at=()),))
+
+    found = sustained_clocks(
+        [replace(first, ranks=(rank, second, unknown)), untimed, replace(observation(2, 1000), is_regular=False)]
+    )
+
+    assert [found[r].busy_ratio for r in range(3)] == pytest.approx([0.8, 0.4, 1.0])
+    assert [found[r].num_kinds for r in range(3)] == [1, 2, 1]
+    assert found[0].sm_clock_mhz == 1500
 
 
 def test_a_limit_that_holds_while_the_gpu_computes_holds_all_its_work() -> None:
@@ -63,9 +69,9 @@ def test_a_limit_that_holds_while_the_gpu_computes_holds_all_its_work() -> None:
     assert str(whole) == "at its power limit 80 % of the time; sustains 1,450 MHz"
 
 
-@pytest.mark.parametrize("num_capped", [0, 3])
-def test_a_few_readings_at_the_limit_are_chance(num_capped: int) -> None:
-    assert sustained_clocks([observation(0, 1450, num_capped=num_capped)]) == {}
+@pytest.mark.parametrize(("num_capped", "num_found"), [(0, 0), (3, 0), (4, 1)])
+def test_a_few_readings_at_the_limit_are_chance(num_capped: int, num_found: int) -> None:
+    assert len(sustained_clocks([observation(0, 1450, num_capped=num_capped)])) == num_found
 
 
 def test_several_stages_are_summarized() -> None:

@@ -122,6 +122,9 @@ class Site:
 
     def run_hours(self, num_hours: float) -> None:
         """Continue training; decide targets after each iteration."""
+        asyncio.run(self._run_hours(num_hours))
+
+    async def _run_hours(self, num_hours: float) -> None:
         run = self.following.run
         until_s = run.now_s + num_hours * self.hour_s
         while run.now_s < until_s:
@@ -132,7 +135,7 @@ class Site:
                 begun_at = at(run.now_s - 2 * observation.iteration_time_s)
                 purpose = run.job.knowledge.plans.purpose_of(observation.plan_id)
                 self.targets.iteration_done(self.following, observation, purpose, begun_at)
-            asyncio.run(self._look())
+            await self._look()
 
     async def _look(self) -> None:
         await self.feed.read()

@@ -6,17 +6,9 @@ from gpuenergyd.core.job.messages import TrialPermissionChanged
 from gpuenergyd.core.job.outcome import find_outcome, outcome_line
 from gpuenergyd.core.pipeline.plan import PlanPurpose
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
-from gpuenergyd_sim.virtual_training.training import VirtualTraining
+from tests.policies.test_advice import saving_of
 from tests.support.thorough import thorough
 from tests.support.virtual_loop import DataParallelLoops, VirtualLoop, loop_schedule
-
-
-def _saving_of(run: VirtualTraining) -> float:
-    estimate = run.job.estimate()
-    assert estimate is not None
-    assert estimate.saving is not None
-    assert estimate.saving.saving_ratio is not None
-    return estimate.saving.saving_ratio.estimate
 
 
 def _loop(seed: int, max_slowdown_ratio: float, num_dp_ranks: int = 1) -> VirtualLoop:
@@ -40,7 +32,7 @@ def test_a_loop_with_waits_is_advised_by_its_own_phases() -> None:
     assert advice.is_measured
     assert not advice.is_range
     assert advice.low_ratio < advice.saving_ratio < advice.high_ratio
-    assert abs(advice.saving_ratio - _saving_of(permitted)) <= 0.02
+    assert abs(advice.saving_ratio - saving_of(permitted)) <= 0.02
     assert "at 2 % slower this job would use " in find_outcome(advised.job).advice
     assert f"; {find_outcome(advised.job).advice}; cost so far: " in outcome_line(advised.job)
 

@@ -17,10 +17,12 @@ from gpuenergyd.core.pipeline.graph import InstructionClass, graph_from_edges
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.errors import ProfileError, TargetError
+from gpuenergyd_policies.planning import frontier as frontier_module
 from gpuenergyd_policies.planning.frontier import (
     Effort,
     SolvedPlan,
     frontier,
+    least_energies_j,
     min_iteration_time_s,
     solve,
     solve_with_frontier,
@@ -239,6 +241,8 @@ def test_deadlines_are_used_up_to_t_star_and_forced_waits_up_to_t_slow() -> None
     forced = solve(*pipeline, deadline_s=100.0, forced=True)
 
     assert permitted.deadline_s == permitted.min_energy_time_s
+    at_t_star = solve(*pipeline, deadline_s=permitted.deadline_s)
+    assert permitted.lower_bound_j == pytest.approx(at_t_star.lower_bound_j, rel=1e-9)
     assert permitted.iteration_time_s < forced.iteration_time_s
     assert permitted.energy_j < forced.energy_j
     assert forced.iteration_time_s == forced.slowest_time_s
@@ -259,6 +263,21 @@ def test_one_sweep_gives_the_same_plan_as_solving_alone(*, forced: bool) -> None
     assert together == alone
     assert whole.points[-1].iteration_time_s <= whole.min_energy_time_s
     assert whole == frontier(graph, profile, num_points=8, until_slowest=False)
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+@settings(max_examples=examples(40), deadline=None)
+@given(pipeline=random_pipelines(), fraction=fractions)
+def test_one_sweep_gives_the_bounds_of_solving_for_each_deadline(
+    pipeline: Pipeline, fraction: float, *, is_large: bool
+) -> None:
+    deadlines_s = [_deadline_s(pipeline, own) for own in (0.0, fraction, 1.1)]
+    with pytest.MonkeyPatch.context() as patch:
+        if is_large:
+            patch.setattr(frontier_module, "TOO_LARGE", 0)
+        alone = [solve(*pipeline, deadline_s=own_s, effort=Effort.QUICK).lower_bound_j for own_s in deadlines_s]
+
+        assert least_energies_j(*pipeline, [0.0, *deadlines_s]) == (alone[0], *alone)
 
 
 def test_thinned_hulls_still_give_a_valid_bound_with_a_small_loss() -> None:

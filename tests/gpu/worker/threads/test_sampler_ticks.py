@@ -159,27 +159,6 @@ def test_lock_released_before_it_was_ever_seen_is_detected_too() -> None:
     assert 1000 < at_ms <= 1000 + 10 * PERIOD_MS
 
 
-def test_lock_whose_effect_arrives_late_is_no_foreign_change() -> None:
-    """Published clock changes take up to half a second."""
-    read = [*samples(20, 700, 1410), *samples(700, 2000, 900)]
-
-    assert detected_after_ms(ForeignChangeDetector(), read) == []
-
-
-def test_a_kept_clock_from_before_the_call_does_not_show_the_lock_in_effect() -> None:
-    """The lock before the last one was the same; then the GPU is seen above it until the late effect."""
-    read = [*samples(0, 80, 900), *samples(80, 700, 1410), *samples(700, 2000, 900)]
-
-    assert detected_after_ms(ForeignChangeDetector(), [replace(s, clock_age_ns=100_000_000) for s in read]) == []
-
-
-def test_clock_below_a_lock_does_not_show_it_in_effect() -> None:
-    """An idle GPU runs at a low clock of its own, then works before the change has an effect."""
-    read = [*samples(20, 240, 210), *samples(240, 700, 1410), *samples(700, 2000, 900)]
-
-    assert detected_after_ms(ForeignChangeDetector(), read) == []
-
-
 def test_samples_read_before_the_lock_and_handled_after_it_do_not_count() -> None:
     detector = ForeignChangeDetector()
 
@@ -204,27 +183,38 @@ def test_clock_above_a_lock_during_our_own_call_is_no_foreign_change() -> None:
     assert detected_after_ms(detector, [sample(1000, 1410), *samples(1020, 2000, 900)]) == []
 
 
-def test_sample_without_a_clock_proves_nothing() -> None:
-    read = [*samples(20, 600, 900), *samples(600, 760, 1410), sample(760, None), *samples(780, 1000, 900)]
-
-    assert detected_after_ms(ForeignChangeDetector(), read) == []
-
-
 def test_lower_lock_of_another_program_is_detected_where_nothing_else_keeps_the_clock_down() -> None:
     lowered = samples(600, 2000, 700, is_limited=False)
 
     assert detected_after_ms(ForeignChangeDetector(), [*samples(20, 600, 900), *lowered]) == [600 + 19 * PERIOD_MS]
 
 
-@pytest.mark.parametrize("is_limited", [True, None])
-def test_clock_that_a_cap_or_something_unknown_keeps_down_is_no_foreign_change(*, is_limited: bool | None) -> None:
-    read = [*samples(20, 600, 900), *samples(600, 4000, 700, is_limited=is_limited)]
+AT_LOCK = samples(20, 600, 900)
 
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        pytest.param([*samples(20, 700, 1410), *samples(700, 2000, 900)], id="published: up to half a second late"),
+        pytest.param(  # the lock before the last one was the same
+            [
+                replace(one, clock_age_ns=100_000_000)
+                for one in (*samples(0, 80, 900), *samples(80, 700, 1410), *samples(700, 2000, 900))
+            ],
+            id="late after a kept clock from before the call",
+        ),
+        pytest.param(
+            [*samples(20, 240, 210), *samples(240, 700, 1410), *samples(700, 2000, 900)],
+            id="late on a GPU that was idle, below the lock",
+        ),
+        pytest.param(
+            [*AT_LOCK, *samples(600, 760, 1410), sample(760, None), *samples(780, 1000, 900)], id="a missing clock"
+        ),
+        pytest.param([*AT_LOCK, *samples(600, 4000, 700, is_limited=True)], id="kept down by a cap"),
+        pytest.param([*AT_LOCK, *samples(600, 4000, 700)], id="kept down by something unknown"),
+        pytest.param([*AT_LOCK, *samples(600, 4000, 850, is_limited=False)], id="a few steps below the lock"),
+        pytest.param(samples(20, 4000, 700, is_limited=False), id="never at the lock"),
+    ],
+)
+def test_what_is_no_foreign_change_is_not_detected(read: list[GpuSample]) -> None:
     assert detected_after_ms(ForeignChangeDetector(), read) == []
-
-
-def test_gpu_that_stays_a_few_steps_below_its_lock_or_never_reached_it_is_left_alone() -> None:
-    steps = [*samples(20, 600, 900), *samples(600, 4000, 850, is_limited=False)]
-
-    assert detected_after_ms(ForeignChangeDetector(), steps) == []
-    assert detected_after_ms(ForeignChangeDetector(), samples(20, 4000, 700, is_limited=False)) == []
