@@ -45,7 +45,7 @@ class GuardRules:
     windows: tuple[int, ...] = (4, 8, 16)
     """Numbers of a plan's regular iterations over which medians are checked: short windows react quickly, long ones are
     precise. In the shortest window more than half of the iterations must be too slow, because clocks may happen to
-    rise late in half of them."""
+    rise late in half of them; all of a plan that has outlasted the longest window, which had many chances."""
     gross_ratio: float = 0.05
     gross_iterations: int = 2
     """Consecutive iterations that must all exceed `gross_ratio`, so that it is not due to chance."""
@@ -112,8 +112,9 @@ def evaluate(
     checks: list[tuple[Callable[[Sequence[float]], float], int, float]] = [
         (min, rules.gross_iterations, rules.gross_ratio)
     ]
-    shortest = min(rules.windows)
-    checks += [(median_low if n == shortest else median, n, rules.budget_ratio) for n in rules.windows]
+    shortest, longest = min(rules.windows), max(rules.windows)
+    of_shortest = min if len(times_s) > longest else median_low
+    checks += [(of_shortest if n == shortest else median, n, rules.budget_ratio) for n in rules.windows]
     for typical, num_iterations, budget_ratio in checks:
         chance_s = rules.certainty_sigma * baseline.iteration_sigma_s / math.sqrt(num_iterations)
         allowed_s = target_s * (1 + budget_ratio)
