@@ -260,14 +260,8 @@ def test_few_times_that_agree_by_chance_show_no_change_of_times_that_scatter(
 def test_a_plan_that_is_late_from_its_begin_counts_with_the_late_ones_before_it(
     before_s: list[float], times_s: list[float], *, stopped: bool
 ) -> None:
-    found = evaluate(
-        iterations(times_s),
-        PLAN,
-        BaselineView(1.0, None, 10),
-        PerformanceTarget(),
-        RULES,
-        before=iterations(before_s),
-    )
+    recent, before = iterations(times_s), iterations(before_s)
+    found = evaluate(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES, before=before)
 
     assert (found is not None and found[0] is Finding.TOO_SLOW) is stopped
 
