@@ -48,7 +48,8 @@ class GuardRules:
     rise late in half of them; all of a plan that has outlasted the longest window, which had many chances."""
     gross_ratio: float = 0.05
     gross_iterations: int = 2
-    """Consecutive iterations that must all exceed `gross_ratio`, so that it is not due to chance."""
+    """Consecutive iterations that must all exceed `gross_ratio`, so that it is not due to chance; as many as in the
+    shortest window if a plan has outlasted the longest one with such iterations."""
     certainty_sigma: float = 2.0
     """A median must exceed the budget by this many of its standard errors."""
     faster_ratio: float = 0.05
@@ -109,11 +110,11 @@ def evaluate(
     target_s = target.iteration_time_s(baseline.iteration_time_s)
     times_s = [o.own_time_s for o in recent]
     earlier_s = [o.own_time_s for o in before]
-    checks: list[tuple[Callable[[Sequence[float]], float], int, float]] = [
-        (min, rules.gross_iterations, rules.gross_ratio)
-    ]
     shortest, longest = min(rules.windows), max(rules.windows)
-    of_shortest = min if len(times_s) > longest else median_low
+    has_lasted = len(times_s) > longest
+    is_used_to_it = has_lasted and max(times_s[:-shortest]) > target_s * (1 + rules.gross_ratio)
+    gross, of_shortest = shortest if is_used_to_it else rules.gross_iterations, min if has_lasted else median_low
+    checks: list[tuple[Callable[[Sequence[float]], float], int, float]] = [(min, gross, rules.gross_ratio)]
     checks += [(of_shortest if n == shortest else median, n, rules.budget_ratio) for n in rules.windows]
     for typical, num_iterations, budget_ratio in checks:
         chance_s = rules.certainty_sigma * baseline.iteration_sigma_s / math.sqrt(num_iterations)

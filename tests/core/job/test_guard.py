@@ -55,6 +55,8 @@ def finding(
         ([1.0, 1.04] * 4, True),  # every other one, over eight
         ([1.0] * 13 + [1.04, 1.0, 1.04, 1.04], False),  # of a plan that has lasted ...
         ([1.0] * 13 + [1.04] * 4, True),  # ... all four
+        ([1.0] * 15 + [1.2] * 2, True),
+        ([1.0, 1.2] + [1.0] * 13 + [1.2] * 2, False),  # of one that has lasted with such iterations
     ],
 )
 def test_a_plan_is_stopped_for_a_little_over_many_iterations_or_much_over_two(
