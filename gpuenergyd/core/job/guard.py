@@ -49,7 +49,7 @@ class GuardRules:
     gross_ratio: float = 0.05
     gross_iterations: int = 2
     """Consecutive iterations that must all exceed `gross_ratio`, so that it is not due to chance; as many as in the
-    shortest window if a plan has outlasted the longest one with such iterations."""
+    shortest window where plans have outlasted the longest one with such iterations."""
     certainty_sigma: float = 2.0
     """A median must exceed the budget by this many of its standard errors."""
     faster_ratio: float = 0.05
@@ -111,9 +111,10 @@ def evaluate(
     times_s = [o.own_time_s for o in recent]
     earlier_s = [o.own_time_s for o in before]
     shortest, longest = min(rules.windows), max(rules.windows)
-    has_lasted = len(times_s) > longest
-    is_used_to_it = has_lasted and max(times_s[:-shortest]) > target_s * (1 + rules.gross_ratio)
-    gross, of_shortest = shortest if is_used_to_it else rules.gross_iterations, min if has_lasted else median_low
+    known_s = [*earlier_s, *times_s][:-shortest]
+    is_used_to_it = len(known_s) > longest - shortest and max(known_s) > target_s * (1 + rules.gross_ratio)
+    gross = shortest if is_used_to_it else rules.gross_iterations
+    of_shortest = min if len(times_s) > longest else median_low
     checks: list[tuple[Callable[[Sequence[float]], float], int, float]] = [(min, gross, rules.gross_ratio)]
     checks += [(of_shortest if n == shortest else median, n, rules.budget_ratio) for n in rules.windows]
     for typical, num_iterations, budget_ratio in checks:

@@ -55,7 +55,6 @@ def finding(
         ([1.0, 1.04] * 4, True),  # every other one, over eight
         ([1.0] * 13 + [1.04, 1.0, 1.04, 1.04], False),  # of a plan that has lasted ...
         ([1.0] * 13 + [1.04] * 4, True),  # ... all four
-        ([1.0] * 15 + [1.2] * 2, True),
         ([1.0, 1.2] + [1.0] * 13 + [1.2] * 2, False),  # of one that has lasted with such iterations
     ],
 )
@@ -257,6 +256,9 @@ def test_few_times_that_agree_by_chance_show_no_change_of_times_that_scatter(
         ([1.2], [1.06], True),
         ([1.02] * 2, [1.02], False),
         ([1.02] * 4, [], False),  # nothing is known of the new plan yet
+        ([1.0] * 16, [1.2] * 2, True),
+        ([1.2] + [1.0] * 15, [1.2] * 2, False),  # such iterations were chance before
+        ([1.2] + [1.0] * 15, [1.2] * 4, True),
     ],
 )
 def test_a_plan_that_is_late_from_its_begin_counts_with_the_late_ones_before_it(
