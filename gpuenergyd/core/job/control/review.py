@@ -170,17 +170,17 @@ def _finding(
 
 
 def _under_plans_before(control: PlanControl) -> list[IterationObservation]:
-    """Return the newest regular iterations under tuned plans made for about the same target before the current one."""
-    plans, purposes, rules = control.knowledge.plans, control.knowledge.plans.purposes(), control.rules.guard
+    """Return the newest regular iterations under tuned plans made for the same target just before the current plan."""
+    plans, purposes = control.knowledge.plans, control.knowledge.plans.purposes()
     found: list[IterationObservation] = []
-    target_s = plans.target_when_made_s(control.current.plan_id) or 0.0
+    target_s = plans.target_when_made_s(control.current.plan_id)
     for observation in reversed(control.knowledge.iterations.kept):
         plan_id = observation.plan_id
         if plan_id == control.current.plan_id and not found:
             continue
-        if plan_id is None or purposes.get(plan_id) is not PlanPurpose.TUNED or len(found) == max(rules.windows):
-            break
-        if abs((plans.target_when_made_s(plan_id) or 0.0) - target_s) > rules.budget_ratio * target_s:
+        is_alike = plan_id is not None and plans.target_when_made_s(plan_id) == target_s
+        is_tuned = purposes.get(plan_id) is PlanPurpose.TUNED
+        if not is_tuned or not is_alike or len(found) == max(control.rules.guard.windows):
             break
         if observation.is_regular:
             found.append(observation)
