@@ -189,6 +189,7 @@ def measured(case: Case, place: Place, *, memory_limit: int, gpu_model: str, see
     row = {
         "schedule": case.name,
         "gpu_model": gpu_model,
+        "seed": seed,
         **figures,
         "needed_saving_ratio": round(needed, 4),
         "bound_ratio": round(bound, 4),

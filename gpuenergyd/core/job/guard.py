@@ -45,10 +45,11 @@ class GuardRules:
     windows: tuple[int, ...] = (4, 8, 16)
     """Numbers of a plan's regular iterations over which medians are checked: short windows react quickly, long ones are
     precise. In the shortest window more than half of the iterations must be too slow, because clocks may happen to
-    rise late in half of them."""
+    rise late in half of them; all of a plan that has outlasted the longest window, which had many chances."""
     gross_ratio: float = 0.05
     gross_iterations: int = 2
-    """Consecutive iterations that must all exceed `gross_ratio`, so that it is not due to chance."""
+    """Consecutive iterations that must all exceed `gross_ratio`, so that it is not due to chance; as many as in the
+    shortest window where plans have outlasted the longest one with such iterations."""
     certainty_sigma: float = 2.0
     """A median must exceed the budget by this many of its standard errors."""
     faster_ratio: float = 0.05
@@ -109,11 +110,13 @@ def evaluate(
     target_s = target.iteration_time_s(baseline.iteration_time_s)
     times_s = [o.own_time_s for o in recent]
     earlier_s = [o.own_time_s for o in before]
-    checks: list[tuple[Callable[[Sequence[float]], float], int, float]] = [
-        (min, rules.gross_iterations, rules.gross_ratio)
-    ]
-    shortest = min(rules.windows)
-    checks += [(median_low if n == shortest else median, n, rules.budget_ratio) for n in rules.windows]
+    shortest, longest = min(rules.windows), max(rules.windows)
+    known_s = [*earlier_s, *times_s][:-shortest]
+    is_used_to_it = len(known_s) > longest - shortest and max(known_s) > target_s * (1 + rules.gross_ratio)
+    gross = shortest if is_used_to_it else rules.gross_iterations
+    of_shortest = min if len(times_s) > longest else median_low
+    checks: list[tuple[Callable[[Sequence[float]], float], int, float]] = [(min, gross, rules.gross_ratio)]
+    checks += [(of_shortest if n == shortest else median, n, rules.budget_ratio) for n in rules.windows]
     for typical, num_iterations, budget_ratio in checks:
         chance_s = rules.certainty_sigma * baseline.iteration_sigma_s / math.sqrt(num_iterations)
         allowed_s = target_s * (1 + budget_ratio)

@@ -53,6 +53,9 @@ def finding(
         ([1.0] * 6 + [1.04] * 2, False),  # two of four: clocks that rose late by chance
         ([1.0] * 6 + [1.04, 1.0, 1.04, 1.04], True),
         ([1.0, 1.04] * 4, True),  # every other one, over eight
+        ([1.0] * 13 + [1.04, 1.0, 1.04, 1.04], False),  # of a plan that has lasted ...
+        ([1.0] * 13 + [1.04] * 4, True),  # ... all four
+        ([1.0, 1.2] + [1.0] * 13 + [1.2] * 2, False),  # of one that has lasted with such iterations
     ],
 )
 def test_a_plan_is_stopped_for_a_little_over_many_iterations_or_much_over_two(
@@ -253,19 +256,16 @@ def test_few_times_that_agree_by_chance_show_no_change_of_times_that_scatter(
         ([1.2], [1.06], True),
         ([1.02] * 2, [1.02], False),
         ([1.02] * 4, [], False),  # nothing is known of the new plan yet
+        ([1.0] * 16, [1.2] * 2, True),
+        ([1.2] + [1.0] * 15, [1.2] * 2, False),  # such iterations were chance before
+        ([1.2] + [1.0] * 15, [1.2] * 4, True),
     ],
 )
 def test_a_plan_that_is_late_from_its_begin_counts_with_the_late_ones_before_it(
     before_s: list[float], times_s: list[float], *, stopped: bool
 ) -> None:
-    found = evaluate(
-        iterations(times_s),
-        PLAN,
-        BaselineView(1.0, None, 10),
-        PerformanceTarget(),
-        RULES,
-        before=iterations(before_s),
-    )
+    recent, before = iterations(times_s), iterations(before_s)
+    found = evaluate(recent, PLAN, BaselineView(1.0, None, 10), PerformanceTarget(), RULES, before=before)
 
     assert (found is not None and found[0] is Finding.TOO_SLOW) is stopped
 

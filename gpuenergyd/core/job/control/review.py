@@ -179,11 +179,8 @@ def _under_plans_before(control: PlanControl) -> list[IterationObservation]:
         if plan_id == control.current.plan_id and not found:
             continue
         is_alike = plan_id is not None and plans.target_when_made_s(plan_id) == target_s
-        if (
-            purposes.get(plan_id) is not PlanPurpose.TUNED
-            or not is_alike
-            or len(found) == max(control.rules.guard.windows)
-        ):
+        is_tuned = purposes.get(plan_id) is PlanPurpose.TUNED
+        if not is_tuned or not is_alike or len(found) == max(control.rules.guard.windows):
             break
         if observation.is_regular:
             found.append(observation)
