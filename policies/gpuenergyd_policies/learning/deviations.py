@@ -31,6 +31,7 @@ class Deviations:
     cap_job: float
     """In log clock, of the bend of a power cap."""
     cap_class: float
+    """An error of reading, which is no larger where stages differ more."""
     single_class: float
     """Scale of the deviation of a class at a single clock."""
     single_kind: float
@@ -124,10 +125,9 @@ def smooth_parts(
     kind = same_kind * (_product(at_a, at_b, own.kind) + own.smooth_kind**2 * smooth + own.level_kind**2)
     both = same_kind * np.outer(a.separate, b.separate)
     kind = kind + both * (_product(at_a, at_b, own.separate) + own.level_separate**2)
-    stage = same_stage * _product(at_a, at_b, own.stage) + same_class * (
-        _product(at_a, at_b, own.instruction_class) + own.cap_class**2 * shifted
-    )
-    return job, stage, kind + own.level_class**2 * level * same_class
+    stage = same_stage * _product(at_a, at_b, own.stage) + same_class * _product(at_a, at_b, own.instruction_class)
+    readings = own.level_class**2 * level + own.cap_class**2 * shifted
+    return job, stage, kind + same_class * readings
 
 
 def closeness(a: FloatArray, b: FloatArray) -> FloatArray:
