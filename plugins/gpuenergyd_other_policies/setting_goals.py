@@ -60,7 +60,7 @@ def search_plan(view: JobView, settings: tuple[Setting, ...], goal: Goal) -> Clo
     if goal.as_measured:
         measured = {own for own, point in points.items() if point.time_ratio <= longest_ratio * (1 + WORTHWHILE_RATIO)}
         if decided is not None:
-            slow = {own for own, seen in points.items() if seen.time_ratio > longest_ratio * (1 + seen.errors.time)}
+            slow = {own for own, at in points.items() if at.time_ratio > longest_ratio * (1 + 1.5 * WORTHWHILE_RATIO)}
             measured = measured & surely_fast | (points.keys() & {current}) - slow
     else:
         measured = surely_fast & points.keys() | curves.fast_enough(longest_ratio, sigmas=0) & {current}
