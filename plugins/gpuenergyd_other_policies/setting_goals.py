@@ -60,8 +60,8 @@ def search_plan(view: JobView, settings: tuple[Setting, ...], goal: Goal) -> Clo
     if goal.as_measured:
         measured = {own for own, point in points.items() if point.time_ratio <= longest_ratio * (1 + WORTHWHILE_RATIO)}
         if decided is not None:
-            measured &= surely_fast
-            measured |= curves.fast_enough(longest_ratio, sigmas=-_SIGMAS_TO_CHOOSE) & {current}
+            slow = {own for own, at in points.items() if at.time_ratio > longest_ratio * (1 + 1.5 * WORTHWHILE_RATIO)}
+            measured = measured & surely_fast | (points.keys() & {current}) - slow
     else:
         measured = surely_fast & points.keys() | curves.fast_enough(longest_ratio, sigmas=0) & {current}
     permitted = measured | {own for own in surely_fast - points.keys() if _is_between(own, points, longest_ratio)}

@@ -26,7 +26,7 @@ from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_policies.bubble_aware.model import PipelineModel
 from gpuenergyd_policies.bubble_aware.outcome import PlanOutcome
 from gpuenergyd_policies.bubble_aware.tuning import TUNING
-from gpuenergyd_policies.learning.risk import THIN_TOLERANCE
+from gpuenergyd_policies.learning.risk import MAX_LATE_RATIO, THIN_TOLERANCE
 from gpuenergyd_policies.planning.frontier import least_energies_j
 from gpuenergyd_policies.planning.large import TOO_LARGE
 from gpuenergyd_policies.planning.switching.simulation import SimulatedIteration, simulate_switching
@@ -55,6 +55,8 @@ class BelievedFrontier:
 
     late_s: tuple[float, ...]
     energies_j: tuple[float, ...]
+    most_s: float
+    """By how much more than the least late plan another one may be late: as much as is permitted to a new plan."""
 
     def regret_j(self, plan: KnownPlan) -> float:
         """Return the energy of a plan above that of the best one of equal time."""
@@ -66,12 +68,13 @@ def believed_frontier(graph: DependencyGraph, believed: PipelineProfile, *, dead
     deadlines_s = [(1 + ratio) * deadline_s for ratio in _LATE_RATIOS]
     bounds_j = least_energies_j(graph, believed, deadlines_s, THIN_TOLERANCE)
     falling = np.minimum.accumulate(np.array(bounds_j))
-    return BelievedFrontier(tuple(ratio * deadline_s for ratio in _LATE_RATIOS), tuple(falling.tolist()))
+    late_s = tuple(ratio * deadline_s for ratio in _LATE_RATIOS)
+    return BelievedFrontier(late_s, tuple(falling.tolist()), MAX_LATE_RATIO * deadline_s)
 
 
 def best_known(plans: Sequence[KnownPlan], frontier: BelievedFrontier) -> int:
-    """Return the index of the plan of least regret, of equal ones the first; none is far too late if one is not."""
-    most_s = frontier.late_s[-1]
+    """Return the index of the plan of least regret, of equal ones the first; none far later than the least late."""
+    most_s = frontier.most_s + max(0.0, min(own.late_s for own in plans))
     costs = [(max(0.0, own.late_s - most_s), frontier.regret_j(own)) for own in plans]
     return costs.index(min(costs))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuenergyd_policies.learning.deviations import Deviations, Points, smooth_parts
+from gpuenergyd_policies.learning.deviations import Deviations, Points, SmoothParts, smooth_parts
 from gpuenergyd_policies.learning.shape import Coefficients, FloatArray
 from gpuenergyd_policies.learning.single_clocks import SingleClocks
 from gpuenergyd_policies.learning.sizes import Factors, Sized, solved
@@ -93,9 +93,7 @@ class CurveModel:
         variance = 1 / np.diag(precision)
         return np.asarray(precision @ sized.misfit * variance), np.sqrt(variance)
 
-    def _sized(
-        self, wanted: Points, observed: Points, evidence: Evidence, pairs: tuple[FloatArray, FloatArray, FloatArray]
-    ) -> Sized:
+    def _sized(self, wanted: Points, observed: Points, evidence: Evidence, pairs: SmoothParts) -> Sized:
         """Return the evidence with the sizes that are assumed; `pairs` are the smooth parts of observed points."""
         weights = evidence.weights
         return Sized(
@@ -112,5 +110,5 @@ class CurveModel:
     def _mean(self, points: Points) -> FloatArray:
         return np.asarray(points.shape @ np.array(self.prior.mean), dtype=np.float64)
 
-    def _smooth(self, a: Points, b: Points) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def _smooth(self, a: Points, b: Points) -> SmoothParts:
         return smooth_parts(self.deviations, self.prior.sigma, a, b)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from gpuenergyd_policies.learning.shape import FloatArray, features
 
 IntArray = NDArray[np.int64]
+SmoothParts = tuple[FloatArray, FloatArray, FloatArray, FloatArray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Deviations:
     cap_job: float
     """In log clock, of the bend of a power cap."""
     cap_class: float
+    """An error of reading: smaller where stages are alike, but no larger where they differ more."""
     single_class: float
     """Scale of the deviation of a class at a single clock."""
     single_kind: float
@@ -106,10 +108,8 @@ class Points:
         return (self.clock_mhz < self.max_mhz).astype(np.float64)
 
 
-def smooth_parts(
-    own: Deviations, of_job: Sequence[float], a: Points, b: Points
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the covariances of the smooth deviations of the job, of stages, and of all others between points.
+def smooth_parts(own: Deviations, of_job: Sequence[float], a: Points, b: Points) -> SmoothParts:
+    """Return the covariances of the smooth deviations of job, stages, bends and all others between points.
 
     `of_job` are the standard deviations of the job's coefficients.
     """
@@ -124,10 +124,9 @@ def smooth_parts(
     kind = same_kind * (_product(at_a, at_b, own.kind) + own.smooth_kind**2 * smooth + own.level_kind**2)
     both = same_kind * np.outer(a.separate, b.separate)
     kind = kind + both * (_product(at_a, at_b, own.separate) + own.level_separate**2)
-    stage = same_stage * _product(at_a, at_b, own.stage) + same_class * (
-        _product(at_a, at_b, own.instruction_class) + own.cap_class**2 * shifted
-    )
-    return job, stage, kind + own.level_class**2 * level * same_class
+    stage = same_stage * _product(at_a, at_b, own.stage) + same_class * _product(at_a, at_b, own.instruction_class)
+    bends = same_class * own.cap_class**2 * shifted
+    return job, stage, bends, kind + own.level_class**2 * level * same_class
 
 
 def closeness(a: FloatArray, b: FloatArray) -> FloatArray:

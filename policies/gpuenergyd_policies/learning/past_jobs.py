@@ -214,13 +214,13 @@ def _past_evidence(
         for k, share in row.shares.items():
             weights[number, entries.index((k, row.clock_mhz))] = share
     observed = points_of(classes, entries)
-    of_job, of_stage, others = smooth_parts(model.deviations, model.prior.sigma, observed, observed)
+    smooth = np.sum(smooth_parts(model.deviations, model.prior.sigma, observed, observed), axis=0)
     kind, stage, along = weights @ observed.kind, weights @ observed.stage, weights @ observed.along
     sigma, stage_sigma = np.array([(row.sigma, row.stage_sigma) for row in rows]).reshape(-1, 2).T
     of_stage_errors = np.outer(stage_sigma, stage_sigma) * (stage[:, None] == stage[None, :])
     errors = np.outer(sigma, sigma) + of_stage_errors
     errors = errors * closeness(along, along) * (kind[:, None] == kind[None, :])
-    between = past.grade**2 * (weights @ (of_job + of_stage + others) @ weights.T)
+    between = past.grade**2 * (weights @ smooth @ weights.T)
     noise = errors + between + _SINGLE_CLOCK_SIGMA**2 * past.grade * np.eye(len(rows))
     return observed, Evidence(weights, np.array([row.value for row in rows]), noise)
 

@@ -48,9 +48,9 @@ class Factors:
         return float(np.sum(np.square(logs))) / (2 * _LOG_FACTOR_SIGMA**2)
 
     def scaled(self, smooth: Sequence[FloatArray]) -> FloatArray:
-        """Return the sum of the covariances of job, stages and others."""
-        job, stage, others = smooth
-        return self.job**2 * job + self.stage**2 * stage + others
+        """Return the sum of the covariances of job, stages, bends and others."""
+        job, stage, bends, others = smooth
+        return self.job**2 * job + self.stage**2 * stage + min(self.stage, 1.0) ** 2 * bends + others
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Sized:
     """Evidence with the sizes of the deviations that explain it."""
 
     smooth: tuple[FloatArray, ...]
-    """Covariances of the evidence by the smooth deviations of job, stages and others."""
+    """Covariances of the evidence by the smooth deviations of job, stages, bends and others."""
     noise: FloatArray
     misfit: FloatArray
     """Of the evidence from the mean shape."""

@@ -24,7 +24,7 @@ plans = st.lists(st.builds(KnownPlan, st.floats(1, 1e5), st.floats(-1, 1)), min_
 
 def straight(price_w: float, *, until_s: float = 2.0) -> BelievedFrontier:
     """Return a frontier that falls by the same energy for each second."""
-    return BelievedFrontier((0.0, until_s), (500.0, 500.0 - price_w * until_s))
+    return BelievedFrontier((0.0, until_s), (500.0, 500.0 - price_w * until_s), most_s=until_s)
 
 
 @given(plans=plans, price_w=st.floats(0, 1e5))
