@@ -31,7 +31,6 @@ class PlannedClockRequest:
             self._data += pack_further_clocks([TimedClock(mhz, delay_ns) for mhz, delay_ns in further], 0)
 
     def __call__(self) -> None:
-        """Send it now."""
         if (datagram := self.datagram()) is not None:
             data, sequence, later_delay_ns, _ = datagram
             now_mono_ns = monotonic_ns()

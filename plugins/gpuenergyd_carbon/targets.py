@@ -158,7 +158,6 @@ class CarbonTargets:
     # --- replicas of one training ---
 
     def follow(self, runner: RunningJob, target: PerformanceTarget | None, reason: str = "") -> None:
-        """Give a job the target that another host has decided for its training; None: decide its targets here again."""
         job = self.accounts.get_or_create(runner)
         job.is_following = target is not None
         if target is None:
@@ -167,11 +166,9 @@ class CarbonTargets:
         self._issue(runner, job, TargetDecision(target, reason, IntensityBasis.NEUTRAL, None), job.frontier)
 
     def charge_others(self, runner: RunningJob, excess_s: float) -> None:
-        """Charge a job's account with the total time that plans of its training's other replicas have cost."""
         self.accounts.get_or_create(runner).charge_others(excess_s)
 
     def plan_excess_s(self, runner: RunningJob) -> float:
-        """Return the time beyond full speed that a job's own plans have cost so far."""
         return self.accounts.get_or_create(runner).plan_excess.total_s
 
     # --- decisions ---

@@ -54,7 +54,6 @@ class TrainingBlocks:
     """Number of iterations of the last tuned run."""
 
     def calibrate(self) -> Mapping[str, Any]:
-        """Measure switch latencies and driver call times on the chosen GPUs."""
         return self.options.calibrate()
 
     def rehearse(self, arm: Arm, *, num_iterations: int) -> None:

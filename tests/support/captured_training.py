@@ -216,7 +216,6 @@ class WholeReplay:
     work: Mapping[tuple[int, InstructionKind], Work]
 
     def time_s(self, sm_clock_mhz: int) -> float:
-        """Return how long a replay takes at a clock."""
         times_s = [self.work[i.pp_rank, i.kind].time_s(sm_clock_mhz) for i in self.graph.instructions]
         return timeline(self.graph, times_s).iteration_time_s
 

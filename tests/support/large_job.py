@@ -102,7 +102,6 @@ class CountingStore:
         return self.store.prefix
 
     def within(self, folder: str) -> "CountingStore":
-        """Return the part of this store whose keys begin with a folder."""
         return replace(self, store=self.store.within(folder))
 
     def set(self, key: str, value: str) -> None:

@@ -29,7 +29,6 @@ class LoopWork:
     max_voltage_ratio: float
 
     def time_s(self, sm_clock_mhz: int) -> float:
-        """Return how long it takes at a clock."""
         return self.time_at_top_s * (1 - self.compute_share + self.compute_share * _TOP_MHZ / sm_clock_mhz)
 
     def power_w(self, sm_clock_mhz: int) -> float:
@@ -72,7 +71,6 @@ class GpuLoopWork:
     """Power of memory traffic while memory is busy."""
 
     def time_s(self, sm_clock_mhz: int) -> float:
-        """Return how long it takes at a clock."""
         return self._time_s(self.actual_clock_mhz(sm_clock_mhz))
 
     def power_w(self, sm_clock_mhz: int) -> float:

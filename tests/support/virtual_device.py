@@ -165,7 +165,6 @@ class VirtualDevice:
         return self.graphs.gate.is_capturing
 
     def calls(self) -> AbstractContextManager[None]:
-        """Return a context in which other threads may call the device."""
         return self.graphs.gate.calls()
 
     def make_node_event(self) -> VirtualNodeEvent | None:
@@ -173,7 +172,6 @@ class VirtualDevice:
         return VirtualNodeEvent() if self.has_nodes else None
 
     def node_ms(self, first: VirtualEvent, node: VirtualNodeEvent) -> float | None:
-        """Return the milliseconds to the newest completion of a node's event."""
         self._check("node_ms")
         num_completed = bisect_right(node.instants_ns, self._now_ns())
         if not num_completed or (self.hides_pending and num_completed < len(node.instants_ns)):

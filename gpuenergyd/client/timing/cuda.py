@@ -56,7 +56,6 @@ class CudaDevice:
         return self._cuda.Event(enable_timing=True)
 
     def record(self, event: Any) -> None:
-        """Record an event on the current stream; on the training thread."""
         event.record(self._current_stream())
 
     def _current_stream(self) -> Any:
@@ -72,7 +71,6 @@ class CudaDevice:
         return bool(event.query())
 
     def elapsed_ms(self, first: Any, second: Any) -> float:
-        """Return the time between two completed events, negative if the second is earlier."""
         return float(first.elapsed_time(second))
 
     def make_anchor(self) -> Anchor:
@@ -94,7 +92,6 @@ class CudaDevice:
         return best
 
     def open_requests(self) -> StreamRequests | None:
-        """Return what sends requests when the current stream reaches them; None if no watcher can be started."""
         try:
             return WatchedRequests(self._map_memory)
         except OSError as error:
@@ -109,11 +106,9 @@ class CudaDevice:
         return ClockProbe() if os.environ.get(PROBE_VARIABLE) == "1" else None
 
     def is_capturing(self) -> bool:
-        """Return whether the training thread captures a graph now: work is then recorded, not run."""
         return bool(self._cuda.is_current_stream_capturing())
 
     def calls(self) -> AbstractContextManager[None]:
-        """Return a context in which a thread other than the training thread may call the device."""
         return self.graphs.gate.calls()
 
     def make_node_event(self) -> Any | None:
@@ -124,7 +119,6 @@ class CudaDevice:
             return None
 
     def node_ms(self, first: Any, node: Any) -> float | None:
-        """Return the time from a completed event to the newest completion of a node's event."""
         try:
             return float(first.elapsed_time(node)) if node.query() else None
         except RuntimeError:  # CUDA refuses an event that no replay has reached yet, or that is being recorded

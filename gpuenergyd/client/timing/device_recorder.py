@@ -101,7 +101,6 @@ class DeviceRecorder:
         return self._device.graphs
 
     def begin_iteration(self, previous: RecordedIteration | None, *, is_timed: bool = True) -> None:
-        """Mark the begin of an iteration; it directly follows `previous`, if that is not None."""
         if is_timed:
             self._keys = {}
             self._next_slot = itertools.count().__next__
@@ -148,7 +147,6 @@ class DeviceRecorder:
         return slot
 
     def end(self, slot: int) -> None:
-        """Mark the end of an instruction; a later call for the same slot moves it."""
         if self._capture is not None:
             self._capture.end(slot)
         elif slot >= 0 and (current := self._current) is not None and not self._device.is_capturing():
@@ -158,14 +156,12 @@ class DeviceRecorder:
                 self._read()
 
     def open_marks(self, keys: Sequence[OrderRow]) -> tuple[Marks, Marks]:
-        """Return what marks begins and ends of the current iteration's only instructions."""
         self._keys = dict(enumerate(keys))
         if self._current is None:
             return (nothing := [_do_nothing] * len(keys)), nothing
         return self._current.marks(len(keys))
 
     def close_marks(self, num_begun: int, num_ended: int) -> None:
-        """Take the instructions that these functions have marked."""
         self._keys = {slot: key for slot, key in self._keys.items() if slot < num_begun}
         if self._current is not None:
             self._current.keys = self._keys
@@ -205,7 +201,6 @@ class DeviceRecorder:
             self._current.reading = ReplayReading(captured, self._current.opening)
 
     def order(self) -> tuple[OrderRow, ...]:
-        """Return the instructions begun in the present iteration, in order."""
         keys = self._keys
         return tuple([keys[slot] for slot in sorted(keys)])
 
@@ -246,7 +241,6 @@ class DeviceRecorder:
         return 0 if self._requests is None else self._requests.pop_num_dropped()
 
     def call_at_begin(self, slot: int, act: PlannedRequest) -> None:
-        """Send a request when the device reaches the begin of the instruction that has just begun."""
         current = self._current
         if not 0 <= slot < self._capacity or current is None:
             return
@@ -259,7 +253,6 @@ class DeviceRecorder:
         self._follower.put(current.begins[slot], act)
 
     def call_when_reached(self, act: PlannedRequest) -> None:
-        """Send a request when the device reaches what has been launched so far."""
         if self._newest_mark is None:
             return
         if self._requests is None or self._device.is_capturing() or not self._requests.put(act):

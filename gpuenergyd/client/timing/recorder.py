@@ -180,14 +180,12 @@ class HostRecorder:
         self._current = self._next_of_new_buffers(capacity)
 
     def begin_iteration(self, previous: RecordedIteration | None, *, is_timed: bool = True) -> None:
-        """Mark the begin of an iteration; it directly follows `previous`, if that is not None."""
         self._current.begun_ns = now_ns = monotonic_ns()
         self._current.is_timed = is_timed
         if isinstance(previous, _Buffer):
             previous.next_begun_ns = now_ns
 
     def begin(self, key: OrderRow) -> int:
-        """Mark the begin of an instruction and return its slot."""
         current = self._current
         slot = current.next_slot()
         if slot >= current.capacity:
@@ -197,19 +195,16 @@ class HostRecorder:
         return slot
 
     def end(self, slot: int) -> None:
-        """Mark the end of an instruction; a later call with the same slot overwrites it."""
         if slot >= 0:
             self._current.end_ns[slot] = monotonic_ns()
 
     def open_marks(self, keys: Sequence[OrderRow]) -> tuple[Marks, Marks]:
-        """Return what marks begins and ends of the current iteration's only instructions."""
         return [partial(self.begin, key) for key in keys], [partial(self.end, slot) for slot in range(len(keys))]
 
     def close_marks(self, num_begun: int, num_ended: int) -> None:
         """Do nothing: instructions are taken when they are marked."""
 
     def end_iteration(self) -> RecordedIteration | None:
-        """Mark the end of the iteration and return its records; None if all other memory is still being read."""
         self._current.ended_ns = monotonic_ns()
         for buffer in self._buffers:
             if buffer.is_free:
@@ -221,7 +216,6 @@ class HostRecorder:
         return None
 
     def order(self) -> tuple[OrderRow, ...]:
-        """Return the instructions of the current iteration in order of begin."""
         return self._current.order()
 
     @property
@@ -247,7 +241,6 @@ class HostRecorder:
         act()
 
     def reserve(self, capacity: int) -> None:
-        """Make room for iterations of this many instructions; between two iterations."""
         if capacity > self._current.capacity:
             self._current = self._next_of_new_buffers(capacity)
 

@@ -121,7 +121,6 @@ class WatchedRequests:
         return isinstance(self._watcher, _CompiledThread)
 
     def put(self, request: PlannedRequest) -> bool:
-        """Have a request sent when the stream reaches what has been launched so far; False if that is not possible."""
         if self._is_closed:
             return False
         words, prepared = self._words, self._prepared
@@ -181,13 +180,11 @@ class WatchedRequests:
         return True
 
     def pop_num_dropped(self) -> int:
-        """Return how many requests could not be sent since the last call."""
         total = self._num_dropped + self._words[layout.DROPPED]
         num_new, self._num_reported = total - self._num_reported, total
         return num_new
 
     def close(self) -> None:
-        """Send no more requests."""
         if not self._is_closed:
             self._is_closed = True
             self._words[layout.SHALL_STOP] = 1

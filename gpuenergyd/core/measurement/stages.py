@@ -64,7 +64,6 @@ class StageClocks:
     gpus: tuple[ClockRecord, ...]
 
     def clocks_between(self, begin_ns: int, end_ns: int) -> ClockIntervals:
-        """Return the clocks over an interval and how long each was effective."""
         of_gpus = [gpu.clocks_between(begin_ns, end_ns) for gpu in self.gpus]
         if all(len(intervals) == 1 for intervals in of_gpus):
             return ((min(intervals[0][0] for intervals in of_gpus), end_ns - begin_ns),) if begin_ns < end_ns else ()
@@ -101,7 +100,6 @@ class StageEnergy:
     gpus: tuple[EnergyRecord, ...]
 
     def energy_j(self, begin_ns: int, end_ns: int) -> float | None:
-        """Return the energy of an interval; None if that of any GPU is unknown."""
         total_j = 0.0
         for gpu in self.gpus:
             energy_j = gpu.energy_j(begin_ns, end_ns)
@@ -111,7 +109,6 @@ class StageEnergy:
         return total_j
 
     def estimate(self, begin_ns: int, end_ns: int) -> EnergyEstimate | None:
-        """Return the energy of an interval with its error range; None if that of any GPU is unknown."""
         known = [own for gpu in self.gpus if (own := gpu.estimate(begin_ns, end_ns)) is not None]
         if len(known) < len(self.gpus):
             return None

@@ -106,17 +106,14 @@ class ClockHistory:
         self._read.append((sm_clock_mhz, is_power_capped))
 
     def cap_between(self, begin_ns: int, end_ns: int) -> CapReadings | None:
-        """Return the readings of the clock in an interval; None without any."""
         read = self._read[bisect_left(self._read_ns, begin_ns) : bisect_left(self._read_ns, end_ns)]
         capped_mhz = [mhz for mhz, is_power_capped in read if is_power_capped]
         return CapReadings(len(read), len(capped_mhz), fmean(capped_mhz or [0.0])) if read else None
 
     def num_calls_between(self, begin_ns: int, end_ns: int) -> int:
-        """Return how many driver calls began in an interval, its start included."""
         return bisect_left(self._calls_ns, end_ns) - bisect_left(self._calls_ns, begin_ns)
 
     def clocks_between(self, begin_ns: int, end_ns: int) -> ClockIntervals:
-        """Return the clocks over an interval and how long each was effective."""
         if begin_ns >= end_ns:
             return ()
         position = bisect_right(self._at_ns, begin_ns)
@@ -217,7 +214,6 @@ class EnergyCounter:
         return end[0] - begin[0]
 
     def estimate(self, begin_ns: int, end_ns: int) -> EnergyEstimate | None:
-        """Return the energy of an interval with its error range; None if the edges do not span it."""
         energy_j = self.energy_j(begin_ns, end_ns)
         if energy_j is None:
             return None

@@ -107,7 +107,6 @@ class PastJobStore:
     history: HistoryPort
 
     async def recall(self, uid: int, gpu_model_name: str) -> tuple[PastJob, ...]:
-        """Return past jobs of a user on a GPU model, and imported ones, newest first; empty if they cannot be read."""
         prefixes = _prefix(uid, gpu_model_name), _prefix(None, gpu_model_name)
         try:
             found = await asyncio.to_thread(self._read, prefixes, MAX_RECALLED)
@@ -118,7 +117,6 @@ class PastJobStore:
         return tuple(own.job for own in found if own.job.learned.gpu_model_name == gpu_model_name)
 
     async def order_refusal(self, signature: str) -> str | None:
-        """Return why jobs with a signature must not be reordered; None if they may be, or if it cannot be read."""
         try:
             records = await asyncio.to_thread(self._records, signature)
         except (GpuEnergyError, OSError) as error:

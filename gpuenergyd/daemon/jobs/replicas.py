@@ -96,11 +96,9 @@ class Replicas:
             del self._groups[key]
 
     def has_replicas(self, job_id: str) -> bool:
-        """Return whether the training of a job has, or had, another replica."""
         return job_id in self._with_replicas
 
     def compare_pace(self, runner: RunningJob) -> None:
-        """Compare the pace of a job with the other replicas of its training."""
         own_time_s = runner.job.knowledge.pace.own_time_s
         group = self._group(runner.job_id) if self.has_replicas(runner.job_id) else None
         if group is None:
@@ -112,7 +110,6 @@ class Replicas:
         share_budget([self._targets[job_id] for job_id in job_ids])
 
     def block_begins(self, runner: RunningJob, apply_at_iteration: int) -> None:
-        """Have the other replicas run the same iterations at full speed as this one."""
         group = self._group(runner.job_id)
         for job_id in sorted(group.job_ids - {runner.job_id}) if group is not None else ():
             other = self._runners.get(job_id)
@@ -120,7 +117,6 @@ class Replicas:
                 other.handle(ReplicaBlockBegins(apply_at_iteration))
 
     def least_overhead_s(self, runner: RunningJob) -> float | None:
-        """Return the shortest time that another replica spends outside its instructions; None while unknown."""
         group = self._group(runner.job_id)
         others = group.job_ids - {runner.job_id} if group is not None else frozenset()
         known = [self._runners[job_id].job.knowledge.pace.overhead_s for job_id in others]

@@ -111,11 +111,9 @@ class NvmlHost:
     # Reading
 
     def identities(self) -> tuple[GpuIdentity, ...]:
-        """Return the GPUs of this host, in order of their index."""
         return tuple(sorted((d.identity for d in self._devices.values()), key=lambda i: i.index))
 
     def observe_only_reasons(self) -> Mapping[str, str]:
-        """Return the GPUs that must not be controlled, each with the reason."""
         return {uuid: d.observe_only_reason for uuid, d in self._devices.items() if d.observe_only_reason}
 
     def read(self, gpu_uuid: str) -> GpuReading:
@@ -339,7 +337,6 @@ class NvmlHost:
         self._call(gpu_uuid, "nvmlDeviceSetGpuLockedClocks", clocks[-1], sm_clock_mhz)
 
     def reset_sm_clock(self, gpu_uuid: str) -> None:
-        """Remove the clock lock."""
         self._call(gpu_uuid, "nvmlDeviceResetGpuLockedClocks")
 
     def power_limit_w(self, gpu_uuid: str) -> float:
@@ -356,13 +353,11 @@ class NvmlHost:
         self._call(gpu_uuid, "nvmlDeviceSetPowerManagementLimit", round(power_limit_w * 1000.0))
 
     def requested_power_profiles(self, gpu_uuid: str) -> frozenset[int]:
-        """Return the workload power profiles requested by all programs together."""
         profiles = pynvml.c_nvmlWorkloadPowerProfileCurrentProfiles_v1_t()
         self._call(gpu_uuid, _CURRENT_PROFILES, ctypes.byref(profiles))
         return frozenset(_profile_numbers(profiles.requestedProfilesMask))
 
     def request_power_profile(self, gpu_uuid: str, power_profile: int) -> None:
-        """Add a workload power profile to the requested ones."""
         offered = self._device(gpu_uuid).identity.power_profiles
         if power_profile not in offered:
             known = ", ".join(map(str, offered)) or "none"
@@ -370,7 +365,6 @@ class NvmlHost:
         self._update_power_profiles(gpu_uuid, pynvml.NVML_POWER_PROFILE_OPERATION_SET, power_profile)
 
     def clear_power_profile(self, gpu_uuid: str, power_profile: int) -> None:
-        """Remove one workload power profile from the requested ones."""
         self._update_power_profiles(gpu_uuid, pynvml.NVML_POWER_PROFILE_OPERATION_CLEAR, power_profile)
 
     def _update_power_profiles(self, gpu_uuid: str, operation: int, power_profile: int) -> None:

@@ -92,7 +92,6 @@ class FleetStore:
     # --- hosts ---
 
     def report(self, host: str, report: HostReport) -> tuple[Lease | None, float]:
-        """Store a host's report; return its newest lease, or None, and the seconds until the lease ends."""
         with self._transaction() as connection:
             now_s = self._now_s(connection)
             values = {

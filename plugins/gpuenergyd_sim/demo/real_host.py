@@ -37,7 +37,6 @@ class RealHost:
         self._training = self._children.start("training", ["gpuenergyd_sim.training.gpt", *arguments], **variables)
 
     def training_step(self) -> str | None:
-        """Return the training program's last message about its start."""
         return self._training.last_line("gpt: ") if self._training is not None else None
 
     def has_training_ended(self) -> bool:

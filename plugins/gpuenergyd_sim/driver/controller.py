@@ -173,7 +173,6 @@ class SimulatedGpus:
             state.power_limit_w = power_limit_w
 
     def requested_power_profiles(self, gpu_uuid: str) -> frozenset[int]:
-        """Return the workload power profiles requested by all programs together."""
         self._require_profiles(gpu_uuid)
         with self._world.gpu(self._at(gpu_uuid)) as record:
             return _numbers(record.state.power_profiles)

@@ -22,7 +22,6 @@ class LateBelowTop:
     usual: Work
 
     def time_s(self, sm_clock_mhz: int) -> float:
-        """Return how long it takes at a clock."""
         return self.usual.time_s(sm_clock_mhz) * (1.005 if sm_clock_mhz < CLOCKS_MHZ[0] else 1.0)
 
     def power_w(self, sm_clock_mhz: int) -> float:

@@ -31,7 +31,6 @@ class CudaMemory:
         return int(self._capacity_bytes)
 
     def allocated_bytes(self) -> int:
-        """Return the memory that tensors use now."""
         return int(self._cuda.memory_allocated(self._device))
 
     def free_bytes(self) -> int:
