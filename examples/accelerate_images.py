@@ -32,11 +32,7 @@ def main() -> None:
     accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATED)
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(1, 8, 3, stride=2),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(4),
-        nn.Flatten(),
-        nn.Linear(8 * 4 * 4, CLASSES),
+        nn.Conv2d(1, 8, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(8 * 4 * 4, CLASSES)
     )
     images = make_images(options.steps * ACCUMULATED * IMAGES * accelerator.num_processes)
     model, optimizer, loader = accelerator.prepare(

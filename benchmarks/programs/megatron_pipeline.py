@@ -30,9 +30,7 @@ def main() -> None:
     is_last = state.get_pipeline_model_parallel_rank() == _NUM_STAGES - 1
     gpu = Gpu(ratio=_LAST_RATIO if is_last else _RATIO)
     config = bare_config(
-        tensor_model_parallel_size=_NUM_TP_RANKS,
-        pipeline_model_parallel_size=_NUM_STAGES,
-        pipeline_dtype=torch.float32,
+        tensor_model_parallel_size=_NUM_TP_RANKS, pipeline_model_parallel_size=_NUM_STAGES, pipeline_dtype=torch.float32
     )
     model = make_stage(config, state, gpu, None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

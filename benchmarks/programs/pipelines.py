@@ -43,9 +43,7 @@ def main(name: str) -> None:
     parts = [Part(gpu, k, time_ratio=(_LAST_RATIO if k == num_stages - 1 else 1.0) / num_chunks) for k in indexes]
     stages = [PipelineStage(part, k, num_stages, torch.device("cpu")) for part, k in zip(parts, indexes, strict=True)]
     schedule = schedule_class(
-        stages if num_chunks > 1 else stages[0],
-        n_microbatches=_NUM_MICROBATCHES,
-        loss_fn=torch.nn.functional.mse_loss,
+        stages if num_chunks > 1 else stages[0], n_microbatches=_NUM_MICROBATCHES, loss_fn=torch.nn.functional.mse_loss
     )
     is_first, is_last = any(stage.is_first for stage in stages), any(stage.is_last for stage in stages)
     parameters = [parameter for part in parts for parameter in part.parameters()]

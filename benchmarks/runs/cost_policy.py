@@ -35,12 +35,7 @@ from gpuenergyd_other_policies.cost import FloatArray, Objective
 from gpuenergyd_policies.setting_curves import LoopAtFullSpeed, MeasuredPoint, StandardErrors, possible_curves
 from gpuenergyd_policies.setting_search import MAX_PROBES, SettingSearch
 from gpuenergyd_policies.uniform_settings import Setting
-from gpuenergyd_sim.driver.device_model import (
-    InstructionWork,
-    capped_sm_clock_mhz,
-    instruction_time_s,
-    working_power_w,
-)
+from gpuenergyd_sim.driver.device_model import InstructionWork, capped_sm_clock_mhz, instruction_time_s, working_power_w
 from gpuenergyd_sim.driver.device_parameters import DeviceParameters, device_parameters
 from tests.support.measured_tables import path_of
 

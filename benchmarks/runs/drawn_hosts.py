@@ -8,12 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from gpuenergyd.core.pipeline.graph import (
-    InstructionClass,
-    InstructionKind,
-    dependency_graph,
-    one_forward_one_backward,
-)
+from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind, dependency_graph, one_forward_one_backward
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
 from tests.plugins.power.powered_host import TableJob
 

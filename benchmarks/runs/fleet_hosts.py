@@ -7,14 +7,7 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import Connection
 
 from gpuenergyd.core.pipeline.plan import PlanPurpose
-from gpuenergyd.store.records import (
-    HostRollupRecord,
-    IterationRecord,
-    JobRecord,
-    Record,
-    RollupRecord,
-    SampleRecord,
-)
+from gpuenergyd.store.records import HostRollupRecord, IterationRecord, JobRecord, Record, RollupRecord, SampleRecord
 from gpuenergyd.store.writing.series_buffer import SeriesBuffer
 
 NUM_GPUS = 8

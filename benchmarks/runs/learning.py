@@ -62,11 +62,7 @@ def run(table: TrueTable, number: int, options: Options) -> dict[str, Outcome]:
     """Return the outcome of every method on one job."""
     job = LearningJob(table, 1000 * options.seed + number, options.spread_ratio)
     known = Variant(is_prior_learned=options.is_gpu_known, num_replans=options.num_replans)
-    methods: dict[str, Method] = {
-        "ours": partial(ours, variant=known),
-        "envpipe": envpipe,
-        "full_sweep": full_sweep,
-    }
+    methods: dict[str, Method] = {"ours": partial(ours, variant=known), "envpipe": envpipe, "full_sweep": full_sweep}
     found = {name: methods[name](job) for name in options.methods}
     regrets = " ".join(f"{100 * ratio:.2f}" for ratio in next(iter(found.values())).regret_ratios)
     print(f"job {number} on {table.name}: regret by plan {regrets} %", file=sys.stderr, flush=True)

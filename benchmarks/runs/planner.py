@@ -232,10 +232,7 @@ def _print_savings(cases: list[Case]) -> None:
     print()
 
 
-PERSEUS_TABLE_6 = {
-    "a100-sxm": {12: 15.2, 24: 14.2, 48: 13.6, 96: 13.3},
-    "a40": {12: 11.8, 24: 10.2, 48: 9.3, 96: 8.9},
-}
+PERSEUS_TABLE_6 = {"a100-sxm": {12: 15.2, 24: 14.2, 48: 13.6, 96: 13.3}, "a40": {12: 11.8, 24: 10.2, 48: 9.3, 96: 8.9}}
 """Intrinsic saving of GPT-3 175B on 8 stages, percent (Chung et al., SOSP'24)."""
 
 

@@ -235,10 +235,7 @@ def _throughput(jobs: Sequence[TableJob], speeds: Sequence[float]) -> float:
 def _bound(host: PoweredHost, budget_w: float) -> tuple[float, bool]:
     """Return the throughput that no plans exceed within the budget, and whether plans can stay within it at all."""
     views = tuple(
-        replace(
-            job.view(),
-            frontier=tuple(replace(p, energy_j=p.lower_bound_j or p.energy_j) for p in job.points),
-        )
+        replace(job.view(), frontier=tuple(replace(p, energy_j=p.lower_bound_j or p.energy_j) for p in job.points))
         for job in host.jobs
     )
     idle_w = (NUM_GPUS - len(host.gpus)) * IDLE_W

@@ -24,11 +24,7 @@ from threadpoolctl import threadpool_limits
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gpuenergyd.core.job.rules import JobRules
-from gpuenergyd.core.pipeline.graph import (
-    Instruction,
-    InstructionKind,
-    dependency_graph,
-)
+from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind, dependency_graph
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks
 from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile
 from gpuenergyd.core.pipeline.timeline import timeline
@@ -259,12 +255,7 @@ def measure_interval(job: TrueJob, *, num_iterations: int = 100) -> IntervalOutc
     graph = dependency_graph(job.schedule, communication_latency_s=COMMUNICATION_LATENCY_S)
     solved = solve(graph, truth, deadline_s=baseline(graph, truth).iteration_time_s)
     clock_of = dict(zip(graph.instructions, solved.sm_clocks_mhz, strict=True))
-    changes = clock_changes(
-        timeline(graph, solved.durations_s),
-        clock_of,
-        latency=SWITCH_LATENCY_S,
-        profile=truth,
-    )
+    changes = clock_changes(timeline(graph, solved.durations_s), clock_of, latency=SWITCH_LATENCY_S, profile=truth)
     ranks = tuple(
         RankClocks(r, tuple(clock_of[i] for i in order), changes[r]) for r, order in enumerate(job.schedule.orders)
     )

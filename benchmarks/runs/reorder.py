@@ -184,11 +184,7 @@ def run_attached(case: Case, folder: Path) -> dict[str, Any]:
     until = case.expensive_from or len(iterations)
     baseline, order, plain = (
         settled(iterations[:until], purposes, purpose, is_split=is_split)
-        for purpose, is_split in (
-            (PlanPurpose.BASELINE, False),
-            (PlanPurpose.TUNED, True),
-            (PlanPurpose.TUNED, False),
-        )
+        for purpose, is_split in ((PlanPurpose.BASELINE, False), (PlanPurpose.TUNED, True), (PlanPurpose.TUNED, False))
     )
     back = None
     if case.expensive_from is not None and any(i.is_split for i in iterations[case.expensive_from - 1 :]):

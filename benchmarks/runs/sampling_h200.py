@@ -174,11 +174,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Run the worker beside the programs; return the figures."""
     host = SimulatedHost.create(folder / "world", ["h200"] * options.gpus, seed=options.seed)
     load = Load(host, options.seed)
-    environment = {
-        **os.environ,
-        "LD_LIBRARY_PATH": str(build_library()),
-        "GPUENERGYD_FAKE_NVML_WORLD": str(host.path),
-    }
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(build_library()), "GPUENERGYD_FAKE_NVML_WORLD": str(host.path)}
     site = Site(folder, host, driver="nvml", environment=environment)
     with FakeNvmlControl(host.path) as control, load.running():
         control.set_privileged(True)

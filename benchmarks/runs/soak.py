@@ -49,11 +49,7 @@ from gpuenergyd.daemon.gpus.access import AccessRules  # noqa: E402
 from gpuenergyd.daemon.gpus.inventory import Gpus  # noqa: E402
 from gpuenergyd.daemon.gpus.proof_of_use import ProofOfUse  # noqa: E402
 from gpuenergyd.daemon.host_services import HostParts, host_services  # noqa: E402
-from gpuenergyd.daemon.jobs.operators import (  # noqa: E402
-    JobFits,
-    Operators,
-    OrderFile,
-)
+from gpuenergyd.daemon.jobs.operators import JobFits, Operators, OrderFile  # noqa: E402
 from gpuenergyd.daemon.jobs.past_jobs import PastJobStore  # noqa: E402
 from gpuenergyd.daemon.jobs.registry import Jobs  # noqa: E402
 from gpuenergyd.daemon.manual_leases.leases import ManualLeases  # noqa: E402
@@ -169,11 +165,7 @@ class Soak:
         )  # fmt: skip
         self.server = Server(
             self.jobs,
-            ManualChanges(
-                worker,
-                leases,
-                GpuReleases(worker, self.gpus, self.history, self.jobs.spawn),
-            ),
+            ManualChanges(worker, leases, GpuReleases(worker, self.gpus, self.history, self.jobs.spawn)),
             Operators(self.jobs, policy.check, OrderFile(folder / "orders.json")),
             JobFits(self.jobs, policy.fitted),
             status=lambda: {"jobs": [runner.job_id for runner in self.jobs], "gpus": GPUS},

@@ -141,10 +141,7 @@ def generate(path: Path, days: int, now: datetime) -> int:
             for minute in range(24 * 60):
                 at = since + timedelta(minutes=minute)
                 job_id = f"job-{int((at - begin).total_seconds() // 3600 // JOB_HOURS):04d}"
-                for tier, pool, age, owner in (
-                    (0, raw_pool, kept.samples, ""),
-                    (1, second_pool, kept.seconds, job_id),
-                ):
+                for tier, pool, age, owner in ((0, raw_pool, kept.samples, ""), (1, second_pool, kept.seconds, job_id)):
                     if at >= now - age:
                         for gpu_uuid in GPU_UUIDS:
                             num_points, points = noise.choice(pool)

@@ -72,13 +72,7 @@ def ours(job: LearningJob, variant: Variant) -> Outcome:
     for number in range(variant.num_replans + 1):
         if variant.is_noise_common:
             draw = np.random.default_rng([job.seed, 3, number])
-        fitted = fit_curves(
-            job.classes,
-            prior,
-            times_seen(seen),
-            energies_seen(seen),
-            waiting,
-        )
+        fitted = fit_curves(job.classes, prior, times_seen(seen), energies_seen(seen), waiting)
         covered.append(_covered_ratio(job, fitted))
         clocks = next_clocks(job, fitted, results, num_plans=variant.num_replans + 1, choice=variant.choice, draw=draw)
         results.append(job.result(clocks))

@@ -191,14 +191,7 @@ def _fitted(
     classes: Sequence[ClassAtFullSpeed] = (),
 ) -> FittedCurves:
     waiting = Waiting(job.truth.blocking_power_w, _WAITING_SIGMA_RATIO, 0.0, 0.0)
-    return fit_curves(
-        classes or job.classes,
-        prior,
-        times_seen(seen),
-        energies_seen(seen),
-        waiting,
-        past=past,
-    )
+    return fit_curves(classes or job.classes, prior, times_seen(seen), energies_seen(seen), waiting, past=past)
 
 
 def past_job(run: Run, job_id: str) -> PastJob:

@@ -41,12 +41,7 @@ class _Runs:
 
 
 def least_band_energy_w2(
-    graph: DependencyGraph,
-    profile: PipelineProfile,
-    flattest: PowerWave,
-    *,
-    limit_j: float,
-    num_slots: int = NUM_SLOTS,
+    graph: DependencyGraph, profile: PipelineProfile, flattest: PowerWave, *, limit_j: float, num_slots: int = NUM_SLOTS
 ) -> float:
     """Return a band energy below which no plan gets that takes as long as this wave and needs at most this energy.
 

@@ -88,7 +88,7 @@ def entry_points_page() -> str:
         (
             "Plugins are found by entry point only; the plugins of gpuenergyd use the same groups. `gpuenergyd"
             " policies` lists installed plugins with their packages, and those that cannot be loaded."
-        ),
+        )
     ]
     for group, offers in offered_entry_points().items():
         rows = ((code(name), code(value)) for name, value in offers.items())

@@ -132,12 +132,7 @@ def _learned(
     return [
         ("iterations until the first plan, 95th percentile", f"{num_until_plan}", name, mark),
         ("energy above that of a plan from the true costs", above, name, mark),
-        (
-            "95 % intervals that contain the true saving",
-            f"{_percent(covered_ratio, 0)} % of {num_covered}",
-            name,
-            mark,
-        ),
+        ("95 % intervals that contain the true saving", f"{_percent(covered_ratio, 0)} % of {num_covered}", name, mark),
     ]
 
 

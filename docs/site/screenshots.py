@@ -33,10 +33,7 @@ from tests.support.chromium import Page, chromium_page
 from tests.support.sample_status import sample_status, status_socket
 from tests.support.stored_history import write_records
 
-PAGES = (
-    *("report-pipeline", "report-loop", "report-carbon", "report-empty"),
-    *("live-jobs", "live-no-daemon", "site"),
-)
+PAGES = (*("report-pipeline", "report-loop", "report-carbon", "report-empty"), *("live-jobs", "live-no-daemon", "site"))
 WIDTHS = (1280, 390)
 _MAX_HEIGHTS: Mapping[str, tuple[int, int]] = {
     "live-jobs": (1450, 2000), "live-no-daemon": (800, 1200), "site": (1100, 1500),

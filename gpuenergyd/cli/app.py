@@ -15,16 +15,12 @@ from gpuenergyd.errors import UsageError
 
 _OWN: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Try it": {},  # of plugins
-    "Train": {
-        "run": ("run.command", "Run an unmodified training program."),
-    },
+    "Train": {"run": ("run.command", "Run an unmodified training program.")},
     "Monitor": {
         "status": ("commands.status", "Show GPUs, jobs, plans and health."),
         "report": ("commands.report", "Report energy and savings of jobs."),
     },
-    "Plan": {
-        "policies": ("commands.policies", "List policies, or show and manage what past jobs have taught."),
-    },
+    "Plan": {"policies": ("commands.policies", "List policies, or show and manage what past jobs have taught.")},
     "Operate a host": {
         "serve": ("commands.serve", "Run the daemon in the foreground."),
         "job": ("job.command", "Change or pause a running job."),

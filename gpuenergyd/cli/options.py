@@ -13,6 +13,5 @@ DatabaseOption = Annotated[
     str | None, typer.Option("--database", metavar="PATH|URL", help="History to read [default: the daemon's].")
 ]
 MaxSlowdownOption = Annotated[
-    float | None,
-    typer.Option("--max-slowdown", callback=checked_slowdown, metavar="RATIO", help=MAX_SLOWDOWN_HELP),
+    float | None, typer.Option("--max-slowdown", callback=checked_slowdown, metavar="RATIO", help=MAX_SLOWDOWN_HELP)
 ]

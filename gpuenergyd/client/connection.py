@@ -122,9 +122,7 @@ def exchange(
         raise ValueError(f"path {path!r}: must be printable ASCII without spaces")
     head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n".encode()
     connected.sendall(
-        b"".join(
-            [head + b"\r\n" if body is None else head + _JSON_FIELDS % len(body) + body for body in bodies],
-        )
+        b"".join([head + b"\r\n" if body is None else head + _JSON_FIELDS % len(body) + body for body in bodies])
     )
     received = bytearray()
     replies: list[tuple[int, bytes]] = []

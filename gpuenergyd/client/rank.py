@@ -14,12 +14,7 @@ from time import monotonic_ns, perf_counter_ns
 from typing import TypeAlias, TypeVar
 
 from gpuenergyd.client.clock_sender import ClockSender, PlannedClockRequest
-from gpuenergyd.client.environment import (
-    find_allow_reorder,
-    find_job_length,
-    find_job_options,
-    missing_gpu_reason,
-)
+from gpuenergyd.client.environment import find_allow_reorder, find_job_length, find_job_options, missing_gpu_reason
 from gpuenergyd.client.lookout import DaemonLookout
 from gpuenergyd.client.plans import NO_PLAN, PlannedClocks, PlanQueue, PreparedPlan, at_full_speed
 from gpuenergyd.client.reporter import FinishedIteration, Reporter
@@ -384,11 +379,7 @@ class RankClient:
 
     def _start_reporter(self) -> None:
         self._reporter = Reporter(
-            self._registration,
-            self._plans,
-            socket_path=self._socket_path,
-            is_first=self._is_first,
-            timer=self._timer,
+            self._registration, self._plans, socket_path=self._socket_path, is_first=self._is_first, timer=self._timer
         )
         self._sender.reporter = self._reporter
 

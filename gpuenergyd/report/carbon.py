@@ -132,11 +132,7 @@ class CarbonReport:
 
 
 def carbon_report(
-    history: History,
-    job: JobSummary,
-    use: EnergyUse,
-    rates: Rates,
-    time_range: TimeRange = ALL_TIME,
+    history: History, job: JobSummary, use: EnergyUse, rates: Rates, time_range: TimeRange = ALL_TIME
 ) -> CarbonReport | None:
     """Return the emissions of a job for its energy use in a time range; None if no intensity is known."""
     grid = rates.grid_of(job.job_id)

@@ -183,12 +183,7 @@ class _Grouping:
     """The group of each energy sum, of each job, and of each hour of a host, by the keys of a report."""
 
     def __init__(
-        self,
-        query: EnergyQuery,
-        reports: Sequence[JobReport],
-        keys: Sequence[GroupBy],
-        tag: str,
-        zone: tzinfo | None,
+        self, query: EnergyQuery, reports: Sequence[JobReport], keys: Sequence[GroupBy], tag: str, zone: tzinfo | None
     ) -> None:
         self._keys, self._zone = keys, zone
         self._only_jobs = query.only_jobs

@@ -254,10 +254,7 @@ class TrainingsReport:
     def rows(self, *, has_parts: bool = False) -> list[dict[str, Any]]:
         """Return one mapping per training, with its parts if asked for, and one for idle energy if there is any."""
         rows = [
-            {
-                **training.to_dict(self.rates),
-                **(training.parts_to_dict() if has_parts else {}),
-            }
+            {**training.to_dict(self.rates), **(training.parts_to_dict() if has_parts else {})}
             for training in self.trainings
         ]
         if self.idle is not None:

@@ -106,11 +106,7 @@ def writing_engine(path_or_url: str | Path, *, busy_timeout_s: float) -> Engine:
         connection.isolation_level = None
         if connection.execute("PRAGMA page_count").fetchone() == (0,):
             connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # writes to the file even if nothing changes
-        for pragma in (
-            "journal_mode=WAL",
-            "synchronous=NORMAL",
-            f"journal_size_limit={_WAL_SIZE_LIMIT_BYTES}",
-        ):
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"journal_size_limit={_WAL_SIZE_LIMIT_BYTES}"):
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")

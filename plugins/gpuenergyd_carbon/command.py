@@ -141,8 +141,7 @@ def now(  # noqa: PLR0913  each option is a parameter
 
 def forecast(
     traces: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="TRACE.csv", help="History of one zone [default: from the source]."),
+        list[Path] | None, typer.Argument(metavar="TRACE.csv", help="History of one zone [default: from the source].")
     ] = None,
     *,
     hours: Annotated[int, typer.Option(min=1, max=72, metavar="H", help="Forecast horizon in hours.")] = 24,
@@ -214,10 +213,7 @@ def forecast(
 
 
 def backtest(  # noqa: PLR0913  each option is a parameter
-    files: Annotated[
-        list[Path],
-        typer.Argument(metavar="TRACE.csv", help="Hourly traces, named ZONE_anything.csv."),
-    ],
+    files: Annotated[list[Path], typer.Argument(metavar="TRACE.csv", help="Hourly traces, named ZONE_anything.csv.")],
     *,
     train_until: Annotated[str, typer.Option(metavar="DATE", help="Issue the first forecast at this time (UTC).")],
     frontier: Annotated[

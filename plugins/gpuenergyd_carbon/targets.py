@@ -294,13 +294,7 @@ class CarbonTargets:
 
     def _budget(self, runner: RunningJob, job: JobAccount, baseline: BaselineView) -> JobBudget:
         return job_budget(
-            self._settings,
-            self._grid,
-            runner.job,
-            baseline,
-            job.account,
-            num_done=job.num_done,
-            now_at=self._now(),
+            self._settings, self._grid, runner.job, baseline, job.account, num_done=job.num_done, now_at=self._now()
         )
 
     def _within_budget(

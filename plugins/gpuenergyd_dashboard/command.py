@@ -51,12 +51,7 @@ def dashboard(
         found = find_database(socket)
         view = HistoryView(found.url, pue=found.pue)
     with DashboardServer(
-        port,
-        find_socket_path(socket),
-        view,
-        has_metrics=metrics,
-        address=listen,
-        host_names=host_name or (),
+        port, find_socket_path(socket), view, has_metrics=metrics, address=listen, host_names=host_name or ()
     ) as server:
         served = [server.url] * is_loopback + [f"{server.url}metrics"] * metrics
         typer.echo(f"serving on {' and '.join(served)}; stop with Ctrl-C")

@@ -165,12 +165,7 @@ class EventFile:
 
 
 def _event(
-    given: Mapping[str, Any],
-    *,
-    is_cancelled: bool = False,
-    now_s: float,
-    issued_s: float,
-    source: str,
+    given: Mapping[str, Any], *, is_cancelled: bool = False, now_s: float, issued_s: float, source: str
 ) -> GridEvent:
     if given["unit"] not in set(LoadUnit):
         raise UsageError(f"unit {given['unit']!r:.20}; valid: {', '.join(LoadUnit)}")

@@ -179,10 +179,7 @@ def _section(history: History, report: JobReport) -> JobSection:
         baseline_power_w=baseline_w,
     )
     series = partial(
-        series_svg,
-        report.iterations,
-        baseline_time_s=job.baseline_time_s,
-        baseline_energy_j=job.baseline_energy_j,
+        series_svg, report.iterations, baseline_time_s=job.baseline_time_s, baseline_energy_j=job.baseline_energy_j
     )
     return JobSection(
         report=report,

@@ -116,11 +116,7 @@ def _tuned_plan(
     raised = [min(mhz for mhz in clocks_mhz if mhz >= wanted) for wanted in raised]
     evaluated = plan_envelope(graph, profile, raised).evaluation
     clocks = dict(zip(graph.instructions, evaluated.sm_clocks_mhz, strict=True))
-    changes = clock_changes(
-        evaluated.timeline,
-        clocks,
-        latency=view.switch_latencies,
-    )
+    changes = clock_changes(evaluated.timeline, clocks, latency=view.switch_latencies)
     return ClockPlan(
         plan_id=view.plan_id(f"envelope-{num_issued + 1}"),
         purpose=PlanPurpose.TUNED,
@@ -174,10 +170,7 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
     if request.extra_inflight is not None:
         num_microbatches = len({i.microbatch_index for i in graph.instructions})
         extra_inflight = extra_warm_up(
-            profile,
-            valleys_mhz,
-            num_microbatches=num_microbatches,
-            caps=requested_caps(request, graph.num_ranks),
+            profile, valleys_mhz, num_microbatches=num_microbatches, caps=requested_caps(request, graph.num_ranks)
         )
         graph = dependency_graph(
             one_forward_one_backward(graph.num_ranks, num_microbatches, extra_inflight),

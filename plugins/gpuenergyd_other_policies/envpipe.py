@@ -66,11 +66,7 @@ def valleys(graph: DependencyGraph, profile: PipelineProfile, clocks_mhz: Iterab
 
 
 def extra_warm_up(
-    profile: PipelineProfile,
-    valleys_mhz: Sequence[int],
-    *,
-    num_microbatches: int,
-    caps: Sequence[int] | None = None,
+    profile: PipelineProfile, valleys_mhz: Sequence[int], *, num_microbatches: int, caps: Sequence[int] | None = None
 ) -> tuple[int, ...]:
     """Return EnvPipe's extra in-flight microbatches per rank: forwards that fit into backwards of later ranks."""
     num_ranks = len(valleys_mhz)

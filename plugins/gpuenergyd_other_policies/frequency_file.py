@@ -19,12 +19,7 @@ from gpuenergyd.core.pipeline.timeline import timeline
 from gpuenergyd.core.policy_api.policy import FrontierPoint, JobView, OfflinePlan, OfflineRequest
 from gpuenergyd.errors import ProfileError, TargetError, UsageError
 from gpuenergyd_policies.planning.offline_requests import unproven_plan
-from gpuenergyd_policies.planning.plan_evaluation import (
-    PlanEvaluation,
-    baseline,
-    evaluate_clocks,
-    rank_orders,
-)
+from gpuenergyd_policies.planning.plan_evaluation import PlanEvaluation, baseline, evaluate_clocks, rank_orders
 from gpuenergyd_policies.planning.switching.requests import clock_changes
 
 _FILES = "freqs_pipeline_*.py"

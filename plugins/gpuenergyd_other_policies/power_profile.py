@@ -87,12 +87,7 @@ class WorkloadPowerProfile:
         return measured_saving(full_speed, tried), tried, is_compared
 
     def _reason_to_take_back(
-        self,
-        view: JobView,
-        saving: MeasuredSaving | None,
-        tried: Sequence[IterationObservation],
-        *,
-        is_compared: bool,
+        self, view: JobView, saving: MeasuredSaving | None, tried: Sequence[IterationObservation], *, is_compared: bool
     ) -> str | None:
         permitted_ratio = (
             view.target.iteration_time_s(view.baseline.iteration_time_s) / view.baseline.iteration_time_s - 1

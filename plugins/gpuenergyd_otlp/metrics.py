@@ -17,14 +17,7 @@ from prometheus_client.core import Metric
 from gpuenergyd import __version__
 from gpuenergyd_otlp.prometheus import StatusCollector
 
-_UNITS = {
-    "joules": "J",
-    "watts": "W",
-    "seconds": "s",
-    "hertz": "Hz",
-    "celsius": "Cel",
-    "grams": "g",
-}
+_UNITS = {"joules": "J", "watts": "W", "seconds": "s", "hertz": "Hz", "celsius": "Cel", "grams": "g"}
 """UCUM unit by the last word of a metric name; other metrics are dimensionless."""
 _CUMULATIVE = 2
 _HARDWARE = {

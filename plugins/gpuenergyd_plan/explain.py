@@ -27,8 +27,7 @@ _MAX_ROWS = 12
 def explain(  # noqa: PLR0913  each option is a parameter
     file: options.FileArgument = None,
     instructions: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="INSTRUCTION", help="E.g. F3@2: forward of microbatch 3 on stage 2."),
+        list[str] | None, typer.Argument(metavar="INSTRUCTION", help="E.g. F3@2: forward of microbatch 3 on stage 2.")
     ] = None,
     *,
     job: options.JobOption = None,

@@ -34,8 +34,7 @@ OrderOption = Annotated[
     ),
 ]
 MemoryLimitOption = Annotated[
-    str | None,
-    typer.Option(metavar="N[,N...]", help="Microbatches that fit in memory: one value, or one per stage."),
+    str | None, typer.Option(metavar="N[,N...]", help="Microbatches that fit in memory: one value, or one per stage.")
 ]
 InputShareOption = Annotated[
     float | None,
@@ -92,9 +91,7 @@ PowerCapOption = Annotated[
 WindowOption = Annotated[
     float | None,
     typer.Option(
-        "--window-s",
-        metavar="S",
-        help="With --power-cap-w: cap the mean power of windows this long instead.",
+        "--window-s", metavar="S", help="With --power-cap-w: cap the mean power of windows this long instead."
     ),
 ]
 FlattestOption = Annotated[

@@ -3,8 +3,5 @@
 from gpuenergyd.cli.command_entry import CommandEntry
 
 PROVE = CommandEntry(
-    "Train",
-    "gpuenergyd_prove.command",
-    "Prove a saving with a pre-registered comparison.",
-    takes_program=True,
+    "Train", "gpuenergyd_prove.command", "Prove a saving with a pre-registered comparison.", takes_program=True
 )

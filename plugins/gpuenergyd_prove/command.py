@@ -37,8 +37,7 @@ def prove(  # noqa: PLR0913  each option is a parameter
         float, typer.Option(callback=checked_slowdown, metavar="RATIO", help=MAX_SLOWDOWN_HELP)
     ] = 0.0,
     margin: Annotated[
-        float,
-        typer.Option(min=0.0, max=0.2, metavar="RATIO", help="Time accepted beyond the permitted one."),
+        float, typer.Option(min=0.0, max=0.2, metavar="RATIO", help="Time accepted beyond the permitted one.")
     ] = 0.01,
     smallest_saving: Annotated[
         float, typer.Option(min=0.001, max=0.5, metavar="RATIO", help="Smallest saving that the proof must show.")
@@ -51,8 +50,7 @@ def prove(  # noqa: PLR0913  each option is a parameter
     ] = 30,
     block_limit_s: Annotated[float, typer.Option(min=1.0, metavar="S", help="Fail if a block takes longer.")] = 3600.0,
     meter: Annotated[
-        str | None,
-        typer.Option(metavar="METER", help="redfish:URL, prometheus:URL,QUERY, ipmi or powercap."),
+        str | None, typer.Option(metavar="METER", help="redfish:URL, prometheus:URL,QUERY, ipmi or powercap.")
     ] = None,
     meter_covers: Annotated[
         str | None, typer.Option(metavar="WHAT", help="node, node-and-network or components.")

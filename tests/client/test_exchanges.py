@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 
 from gpuenergyd.client import exchanges
-from gpuenergyd.client.exchanges import (
-    PaceExchange,
-    PipelineExchange,
-    find_pipeline_membership,
-    start_pace_exchange,
-)
+from gpuenergyd.client.exchanges import PaceExchange, PipelineExchange, find_pipeline_membership, start_pace_exchange
 from gpuenergyd.client.rank import RankDescription
 
 FIRST_OF_TWO_HOSTS = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANK": "2", "LOCAL_RANK": "0"}

@@ -160,13 +160,7 @@ class Program:
 
 
 @pytest.mark.parametrize("can_signal", [True, False])
-@given(
-    st.lists(
-        st.tuples(st.booleans(), st.frozensets(st.integers(0, len(ORDER) - 1))),
-        min_size=1,
-        max_size=20,
-    )
-)
+@given(st.lists(st.tuples(st.booleans(), st.frozensets(st.integers(0, len(ORDER) - 1))), min_size=1, max_size=20))
 @settings(max_examples=examples(100), deadline=None)
 def test_every_planned_request_is_sent_once_and_in_order_however_few_iterations_are_timed(
     can_signal: bool,  # noqa: FBT001  a parameter of the test

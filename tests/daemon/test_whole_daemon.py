@@ -34,10 +34,7 @@ def wait_until_lowered(daemon: DaemonProcess) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "first", "kind"),
-    [
-        ("uniform", PlanPurpose.TRIAL, WorldKind.KIND),
-        *thorough(("bubble-aware", PlanPurpose.TUNED, WorldKind.UNKIND)),
-    ],
+    [("uniform", PlanPurpose.TRIAL, WorldKind.KIND), *thorough(("bubble-aware", PlanPurpose.TUNED, WorldKind.UNKIND))],
 )
 def test_a_job_runs_from_registration_to_report(
     tmp_path: Path, policy: str, first: PlanPurpose, kind: WorldKind

@@ -34,12 +34,7 @@ def test_it_measures_the_parameters_of_the_fake_driver(nvml_world: NvmlWorld) ->
     )
 
     result = json.loads(done.stdout)
-    assert result["facts"]["supported_sm_clocks"] == {
-        "count": 81,
-        "min_mhz": 210,
-        "max_mhz": 1410,
-        "steps_mhz": [15],
-    }
+    assert result["facts"]["supported_sm_clocks"] == {"count": 81, "min_mhz": 210, "max_mhz": 1410, "steps_mhz": [15]}
     idle = result["idle"]
     assert idle["update_period_ms"]["total_energy"]["median"] == pytest.approx(1000 * A100_SXM.energy_update_s, rel=0.1)
     assert idle["energy"]["mean_power_w"] == pytest.approx(A100_SXM.blocking_power_w, rel=0.1)

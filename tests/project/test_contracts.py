@@ -216,10 +216,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("command", "contract"),
     [
-        (
-            f"plan {PIPELINE} --microbatches 4 --frontier --max-switches 4 --switch-latency-s 0.01",
-            PLAN,
-        ),
+        (f"plan {PIPELINE} --microbatches 4 --frontier --max-switches 4 --switch-latency-s 0.01", PLAN),
         (f"explain {PIPELINE} --microbatches 4", EXPLAIN),
         ("report --database history.sqlite3", REPORT_BY_JOB),
         ("report --database history.sqlite3 --group-by training", REPORT_BY_TRAINING),

@@ -115,7 +115,7 @@ REPLACED_PHRASES = {
 
 
 SHARED_CLASS_NAMES = {
-    "_Hooks": "the callbacks of two frameworks, found by name in Lightning and in the Hugging Face Trainer",
+    "_Hooks": "the callbacks of two frameworks, found by name in Lightning and in the Hugging Face Trainer"
 }
 """Class names that product packages define twice, with the reason."""
 

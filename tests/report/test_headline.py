@@ -40,9 +40,7 @@ def report_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., JobRe
     return lambda **changes: replace(report, summary=replace(report.summary, **changes))
 
 
-def test_a_saving_is_stated_with_the_change_of_speed_and_both_intervals(
-    report_with: Callable[..., JobReport],
-) -> None:
+def test_a_saving_is_stated_with_the_change_of_speed_and_both_intervals(report_with: Callable[..., JobReport]) -> None:
     report = report_with(
         saving_ratio=0.134, saving_interval=(0.131, 0.137), slowdown_ratio=-0.003, slowdown_interval=(-0.005, 0.001)
     )

@@ -58,11 +58,7 @@ def text_of(rendered: object) -> str:
 def test_a_fit_above_full_speed_is_not_shown_as_a_plan(predicted_j: float, *, is_shown: bool, tmp_path: Path) -> None:
     with open_history(write_sample_history(tmp_path / "history.sqlite3")) as history:
         (sample,) = job_reports(history)
-        values: dict[str, Any] = {
-            "predicted_energy_j": predicted_j,
-            "lower_bound_j": 79.0,
-            "baseline_energy_j": 100.0,
-        }
+        values: dict[str, Any] = {"predicted_energy_j": predicted_j, "lower_bound_j": 79.0, "baseline_energy_j": 100.0}
         report = replace(sample, summary=replace(sample.summary, **values, saving_ratio=None))
         page = report_page(history, [report], made_at=NOON)
     status = sample_status()

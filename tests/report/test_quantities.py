@@ -214,10 +214,7 @@ def test_totals_are_the_sums_of_jobs(database: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("by", "key"),
     [
-        (
-            "user",
-            USER_OF_JOB,
-        ),
+        ("user", USER_OF_JOB),
         ("gpu", "gpu_uuid"),
         ("host", "'a'"),
         ("training", "CASE job_id WHEN '' THEN '(idle)' ELSE substr(job_id, 1, length(job_id) - 2) END"),

@@ -24,13 +24,7 @@ START = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 TUNED = ClockPlan(
     plan_id="tuned-1",
     purpose=PlanPurpose.TUNED,
-    ranks=(
-        RankClocks(
-            0,
-            (1200, None),
-            (ClockChange(Instruction(0, InstructionKind.F, 0), 0.0015, 1200),),
-        ),
-    ),
+    ranks=(RankClocks(0, (1200, None), (ClockChange(Instruction(0, InstructionKind.F, 0), 0.0015, 1200),)),),
     predicted=PlanPrediction(1.0, 80.0, 79.5, 1.0, 100.0),
     reason="slack on rank 0",
 )
@@ -140,9 +134,7 @@ def test_plans_timelines_and_instants_are_read_back_unchanged(writer: HistoryWri
     )
     writer.write(job())
     writer.write(PlanRecord("j1", 4, TUNED, START, 17))
-    writer.write(
-        IterationRecord("j1", 3, START, 1.0, 5.0, "tuned-1", PlanPurpose.TUNED, True, spans),
-    )
+    writer.write(IterationRecord("j1", 3, START, 1.0, 5.0, "tuned-1", PlanPurpose.TUNED, True, spans))
     assert writer.flush(10)
 
     with open_history(place) as history:

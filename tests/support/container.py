@@ -81,12 +81,7 @@ class Container:
 
 @contextmanager
 def container(
-    daemon: DaemonProcess,
-    program: Sequence[str],
-    *,
-    uid: int,
-    name: str,
-    environ: Mapping[str, str] | None = None,
+    daemon: DaemonProcess, program: Sequence[str], *, uid: int, name: str, environ: Mapping[str, str] | None = None
 ) -> Iterator[Container]:
     """Run a program of this checkout in a container of a user; `program` is what follows the interpreter."""
     python = f"python{sys.version_info.major}.{sys.version_info.minor}"

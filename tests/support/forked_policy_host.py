@@ -42,9 +42,7 @@ def fork_policy_host(settings: Settings) -> None:
     forked = [_ForkedHost(pid, ours)]
 
     async def start(
-        memory_limit_bytes: int | None,
-        command: Sequence[str],
-        start_child: StartChild = asyncio.create_subprocess_exec,
+        memory_limit_bytes: int | None, command: Sequence[str], start_child: StartChild = asyncio.create_subprocess_exec
     ) -> PolicyChannel:
         if forked and tuple(command) == POLICY_HOST_COMMAND:
             return await forked.pop().channel()

@@ -73,11 +73,7 @@ class CountingPastJobs(PastJobStore):
 
 
 def virtual_daemon(
-    policy: PolicyInProcess,
-    worker: WorkerPort,
-    history: HistoryPort,
-    past_jobs: PastJobPort,
-    num_gpus: int,
+    policy: PolicyInProcess, worker: WorkerPort, history: HistoryPort, past_jobs: PastJobPort, num_gpus: int
 ) -> Jobs:
     """Return the jobs of a daemon with so many GPUs of one model."""
     gpus = Gpus()
@@ -86,12 +82,7 @@ def virtual_daemon(
         for r in range(num_gpus)
     )
     services = JobServices(
-        worker=worker,
-        policy=policy,
-        history=history,
-        gpus=gpus,
-        observation_limit_s=60.0,
-        past_jobs=past_jobs,
+        worker=worker, policy=policy, history=history, gpus=gpus, observation_limit_s=60.0, past_jobs=past_jobs
     )
     return Jobs(
         services=services,

@@ -126,12 +126,7 @@ class Site:
         """Connect as the daemon does, to any worker or to this one."""
         self.received = Received()
         return await WorkerLink.connect(
-            self.folder / "link.sock",
-            self.received,
-            rules=rules,
-            timeout_s=20.0,
-            token=token,
-            worker_pid=worker_pid,
+            self.folder / "link.sock", self.received, rules=rules, timeout_s=20.0, token=token, worker_pid=worker_pid
         )
 
     @contextlib.asynccontextmanager
@@ -160,9 +155,7 @@ def simulated_site(folder: Path, num_gpus: int, model: str = "a100-sxm") -> Iter
         host.close()
 
 
-def with_worker(
-    test: Callable[[Site, WorkerLink], Awaitable[None]],
-) -> Callable[[Site], Coroutine[None, None, None]]:
+def with_worker(test: Callable[[Site, WorkerLink], Awaitable[None]]) -> Callable[[Site], Coroutine[None, None, None]]:
     """Give a test with the fixture `site` a started worker and a link to it."""
 
     async def test_with_worker(site: Site) -> None:

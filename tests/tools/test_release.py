@@ -305,8 +305,7 @@ affected:
 
 
 @pytest.mark.parametrize(
-    ("version", "num_found"),
-    [("0.9", 1), ("1.0", 0), ("1.2", 1), ("1.3.9", 1), ("1.4", 0), ("2.1", 1), ("2.2", 0)],
+    ("version", "num_found"), [("0.9", 1), ("1.0", 0), ("1.2", 1), ("1.3.9", 1), ("1.4", 0), ("2.1", 1), ("2.2", 0)]
 )
 def test_a_copy_of_the_advisory_database_lists_vulnerable_versions(
     version: str, num_found: int, tmp_path: Path

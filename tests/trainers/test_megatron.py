@@ -74,9 +74,7 @@ def train(rank: int, socket_path: str | None, num_tp_ranks: int = 1, evaluates_w
 
     state.initialize_model_parallel(tensor_model_parallel_size=num_tp_ranks, pipeline_model_parallel_size=NUM_RANKS)
     config = bare_config(
-        tensor_model_parallel_size=num_tp_ranks,
-        pipeline_model_parallel_size=NUM_RANKS,
-        pipeline_dtype=torch.float32,
+        tensor_model_parallel_size=num_tp_ranks, pipeline_model_parallel_size=NUM_RANKS, pipeline_dtype=torch.float32
     )
     config.timers = CountingTimers()
     timers = config.timers

@@ -115,9 +115,7 @@ def test_a_mesh_without_a_pipeline_is_refused(given_mesh: SimpleNamespace, messa
         mesh_place(given_mesh)
 
 
-def test_a_pipeline_is_across_hosts_if_its_ranks_are_and_a_stage_must_not_be(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_pipeline_is_across_hosts_if_its_ranks_are_and_a_stage_must_not_be(caplog: pytest.LogCaptureFixture) -> None:
     def place_on(per_host: str, rank: int = 0) -> Place:
         state = MegatronLayout(tp=2, pp=2).state_of(rank)
         return place_from_groups(

@@ -55,11 +55,7 @@ def train(rank: int, schedule_name: str, socket_path: str | None, functions: str
 
 
 @pytest.mark.parametrize(
-    "schedule_name",
-    [
-        "interleaved",
-        *thorough(*(name for name in SCHEDULES if name != "interleaved")),
-    ],
+    "schedule_name", ["interleaved", *thorough(*(name for name in SCHEDULES if name != "interleaved"))]
 )
 def test_the_learned_order_is_the_executed_one_and_losses_are_unchanged(
     tmp_path: Path, daemon: FakeDaemon, schedule_name: str

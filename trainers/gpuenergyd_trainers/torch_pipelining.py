@@ -268,11 +268,7 @@ def attach(
         return PipelineHandle(schedule, own, rank, memory=_memory_of(rank, own[0], options.get("memory")))
 
     return join(
-        JoinOptions(job=job, **options),
-        describe,
-        make_handle,
-        target=schedule,
-        target_name=type(schedule).__name__,
+        JoinOptions(job=job, **options), describe, make_handle, target=schedule, target_name=type(schedule).__name__
     )
 
 

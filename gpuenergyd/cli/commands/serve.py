@@ -31,8 +31,7 @@ def serve(  # noqa: PLR0913  each option is a parameter
         int | None, typer.Option(metavar="N", help="Iterations at full speed that form the baseline.")
     ] = None,
     sample_period_s: Annotated[
-        float | None,
-        typer.Option("--sample-period-s", metavar="S", help="Sampling period of GPU counters in seconds."),
+        float | None, typer.Option("--sample-period-s", metavar="S", help="Sampling period of GPU counters in seconds.")
     ] = None,
 ) -> int:
     """Run the daemon in the foreground.

@@ -33,8 +33,7 @@ def set_(
         typer.Option(metavar="NAME", help="Policy, with options as in cost:eta=0.7; it begins with the baseline."),
     ] = None,
     max_slowdown: Annotated[
-        float | None,
-        typer.Option("--max-slowdown", callback=checked_slowdown, metavar="RATIO", help=MAX_SLOWDOWN_HELP),
+        float | None, typer.Option("--max-slowdown", callback=checked_slowdown, metavar="RATIO", help=MAX_SLOWDOWN_HELP)
     ] = None,
     priority: Annotated[
         int | None,

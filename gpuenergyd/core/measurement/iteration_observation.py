@@ -265,7 +265,4 @@ def _gaps(ranks: Sequence[RankIteration], graph: DependencyGraph) -> tuple[float
             latencies.append((begin_ns - other_ns) / _NS_PER_S)
         elif own_ns is not None and (other_ns is None or own_ns - other_ns > _WAITED_AT_LEAST_S * _NS_PER_S):
             gaps.append((begin_ns - own_ns) / _NS_PER_S)
-    return (
-        max(0.0, median(latencies)) if latencies else None,
-        max(0.0, median(gaps)) if gaps else None,
-    )
+    return (max(0.0, median(latencies)) if latencies else None, max(0.0, median(gaps)) if gaps else None)

@@ -225,10 +225,7 @@ def one_forward_one_backward(num_ranks: int, num_microbatches: int, extra_inflig
         order += [Instruction(r, InstructionKind.B, m) for m in range(num_microbatches - warmup[r], num_microbatches)]
         orders.append(tuple(order))
     return Schedule(
-        name="1f1b",
-        num_microbatches=num_microbatches,
-        orders=tuple(orders),
-        extra_inflight=extra if any(extra) else (),
+        name="1f1b", num_microbatches=num_microbatches, orders=tuple(orders), extra_inflight=extra if any(extra) else ()
     )
 
 
@@ -270,10 +267,7 @@ class DependencyGraph:
 
 
 def dependency_graph(
-    schedule: Schedule,
-    *,
-    communication_latency_s: Callable[[int, int], float] | float = 0.0,
-    launch_gap_s: float = 0.0,
+    schedule: Schedule, *, communication_latency_s: Callable[[int, int], float] | float = 0.0, launch_gap_s: float = 0.0
 ) -> DependencyGraph:
     """Return the dependency graph of a schedule.
 

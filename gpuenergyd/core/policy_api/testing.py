@@ -75,10 +75,7 @@ def job_view(
 
 
 def pipeline_profile(
-    schedule: Schedule,
-    *,
-    scales: Sequence[float] = _SCALES,
-    sm_clocks_mhz: Sequence[int] = A100_SM_CLOCKS_MHZ,
+    schedule: Schedule, *, scales: Sequence[float] = _SCALES, sm_clocks_mhz: Sequence[int] = A100_SM_CLOCKS_MHZ
 ) -> PipelineProfile:
     """Return time and energy of every instruction of a schedule at each clock.
 

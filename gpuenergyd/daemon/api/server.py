@@ -40,12 +40,7 @@ from gpuenergyd.errors import AccessError, GpuEnergyError, GpuNotFoundError, Job
 from gpuenergyd.gpu.link.messages import TakeSnapshot
 from gpuenergyd.wire import MAX_CONTROL_MESSAGE_BYTES, MAX_ITERATION_REPORT_BYTES, MAX_REPLY_BYTES
 from gpuenergyd.wire.daemon_codec import decode, decode_one_or_several, encode
-from gpuenergyd.wire.messages import (
-    IterationReport,
-    PaceReport,
-    RankRegistration,
-    RankRelease,
-)
+from gpuenergyd.wire.messages import IterationReport, PaceReport, RankRegistration, RankRelease
 from gpuenergyd.wire.operator_messages import (
     FILE_FORMAT,
     CounterQuery,

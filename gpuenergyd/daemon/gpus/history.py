@@ -24,19 +24,10 @@ class GpuHistory:
     def records_of(self, sample: GpuSample, *, at: datetime, job_id: str, counter: EnergyCounter) -> Iterator[Record]:
         """Yield the records that a sample completes; `at` is the wall-clock time of the reading."""
         yield SampleRecord(
-            self.gpu_uuid,
-            at,
-            sample.power_w,
-            sample.total_energy_j,
-            sample.sm_clock_mhz,
-            sample.temperature_celsius,
+            self.gpu_uuid, at, sample.power_w, sample.total_energy_j, sample.sm_clock_mhz, sample.temperature_celsius
         )
         self._attribution.add_sample(
-            mono_ns=sample.read_mono_ns,
-            at=at,
-            job_id=job_id,
-            power_w=sample.power_w,
-            sm_clock_mhz=sample.sm_clock_mhz,
+            mono_ns=sample.read_mono_ns, at=at, job_id=job_id, power_w=sample.power_w, sm_clock_mhz=sample.sm_clock_mhz
         )
         for piece in self._attribution.completed_slices(sample.read_mono_ns, counter):
             for bucket_s in BUCKETS_S:

@@ -129,9 +129,7 @@ StartPolicyHost = Callable[[], Awaitable[PolicyChannel]]
 
 
 async def start_policy_child(
-    memory_limit_bytes: int | None,
-    command: Sequence[str],
-    start_child: StartChild = asyncio.create_subprocess_exec,
+    memory_limit_bytes: int | None, command: Sequence[str], start_child: StartChild = asyncio.create_subprocess_exec
 ) -> PolicyChannel:
     """Start a policy host as a child process and return its channel.
 
@@ -188,12 +186,7 @@ async def connect_policy_unit(path: Path) -> PolicyChannel:
         await _close(writer)
 
     return PolicyChannel(
-        reader,
-        writer,
-        None,
-        lambda: not (writer.is_closing() or reader.at_eof()),
-        exit_reason=exit_reason,
-        kill=kill,
+        reader, writer, None, lambda: not (writer.is_closing() or reader.at_eof()), exit_reason=exit_reason, kill=kill
     )
 
 

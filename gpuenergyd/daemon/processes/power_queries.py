@@ -17,10 +17,7 @@ class PowerQuery:
 
 
 def answer_power(
-    divider: PowerTargetPolicy,
-    query: PowerQuery,
-    policies: Mapping[str, ClockPolicy],
-    views: Mapping[str, JobView],
+    divider: PowerTargetPolicy, query: PowerQuery, policies: Mapping[str, ClockPolicy], views: Mapping[str, JobView]
 ) -> PowerDecision:
     """Return the policy's decision with the frontiers of the jobs' clock policies."""
     jobs = tuple(_with_frontier(job, policies.get(job.job_id), views.get(job.job_id)) for job in query.view.jobs)

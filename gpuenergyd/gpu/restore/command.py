@@ -30,10 +30,7 @@ _REMEDY = "Run `gpuenergyd restore --all` to reset every GPU, or start the daemo
 
 
 def restore(
-    journal_path: Path,
-    *,
-    is_dry_run: bool = False,
-    policy: RestorePolicy | None = None,
+    journal_path: Path, *, is_dry_run: bool = False, policy: RestorePolicy | None = None
 ) -> tuple[RestoreOutcome, ...]:
     """Restore every GPU in the journal through the driver named in its entry; an empty journal gives no outcomes.
 

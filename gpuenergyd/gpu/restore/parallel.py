@@ -14,10 +14,7 @@ CALL_LIMIT_S = 15.0
 
 
 def restore_each(
-    gpu_uuids: Iterable[str],
-    restore_one: Callable[[str], Sequence[RestoreOutcome]],
-    *,
-    limit_s: float | None,
+    gpu_uuids: Iterable[str], restore_one: Callable[[str], Sequence[RestoreOutcome]], *, limit_s: float | None
 ) -> tuple[tuple[RestoreOutcome, ...], bool]:
     """Return the outcomes in the order of the GPUs, and whether a call has not returned within `limit_s`.
 

@@ -152,12 +152,7 @@ def _highest_w(gpus: Sequence[Status]) -> float:
 
 
 def _gpu_lines(
-    gpus: Sequence[Status],
-    names: Mapping[str, str],
-    usual: Collection[str],
-    width: int,
-    *,
-    is_cut: bool,
+    gpus: Sequence[Status], names: Mapping[str, str], usual: Collection[str], width: int, *, is_cut: bool
 ) -> list[Text]:
     """Return one line per GPU, with a power bar on a wide screen; long names are shortened or put on a second line."""
     highest_w = _highest_w(gpus)

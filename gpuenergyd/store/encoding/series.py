@@ -19,13 +19,7 @@ Value = float | int | None
 
 RAW_TIER, SECOND_TIER = 0, 1
 SERIES_UNITS: Mapping[int, Mapping[str, float]] = {
-    RAW_TIER: {
-        "at_s": 0.001,
-        "power_w": 0.1,
-        "total_energy_j": 0.1,
-        "sm_clock_mhz": 1,
-        "temperature_celsius": 1,
-    },
+    RAW_TIER: {"at_s": 0.001, "power_w": 0.1, "total_energy_j": 0.1, "sm_clock_mhz": 1, "temperature_celsius": 1},
     SECOND_TIER: {
         "at_s": 1,
         "energy_j": 0.001,

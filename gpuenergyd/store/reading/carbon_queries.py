@@ -61,7 +61,5 @@ def _target(stored: TargetRecord) -> TargetRecord:
     """Convert the stored values of a target."""
     frontier: Any = stored.frontier
     return replace(
-        stored,
-        basis=IntensityBasis(stored.basis),
-        frontier=None if frontier is None else decode_points(frontier),
+        stored, basis=IntensityBasis(stored.basis), frontier=None if frontier is None else decode_points(frontier)
     )

@@ -149,12 +149,7 @@ class History:
         return newest
 
     def rollups(
-        self,
-        *,
-        bucket_s: int,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        job_id: str | None = None,
+        self, *, bucket_s: int, since: datetime | None = None, until: datetime | None = None, job_id: str | None = None
     ) -> tuple[RollupRecord, ...]:
         """Return the energy and power of GPUs per time bucket, sorted by GPU and time."""
         with self._reading() as reader:

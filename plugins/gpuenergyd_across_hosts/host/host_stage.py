@@ -163,10 +163,7 @@ class HostStage:
         return purpose is not PlanPurpose.TUNED or observation.iteration_index % self._detail_every == 0
 
     def _packed(
-        self,
-        observations: list[IterationObservation],
-        plan_ids: tuple[str, ...],
-        is_detailed: dict[int, bool],
+        self, observations: list[IterationObservation], plan_ids: tuple[str, ...], is_detailed: dict[int, bool]
     ) -> str:
         text = pack(observations, self._classes, plan_ids, is_detailed=is_detailed)
         if len(observations) == 1 and is_detailed[observations[0].iteration_index]:

@@ -103,11 +103,7 @@ def unpack(text: str, classes: Sequence[InstructionClass], plan_ids: Sequence[st
 
 
 def _packed(
-    o: IterationObservation,
-    of_class: Mapping[tuple[str, int], int],
-    of_plan: Mapping[str, int],
-    *,
-    is_detailed: bool,
+    o: IterationObservation, of_class: Mapping[tuple[str, int], int], of_plan: Mapping[str, int], *, is_detailed: bool
 ) -> bytes:
     rank = o.ranks[0]
     samples, times_at, calls = (o.instruction_samples, rank.time_at, o.call_samples) if is_detailed else ((), (), ())
@@ -218,10 +214,7 @@ def _unpacked_sample(
 
 
 def _unpacked_time(
-    reader: _Reader,
-    row: tuple[int, bytes],
-    classes: Sequence[InstructionClass],
-    samples: Sequence[InstructionSample],
+    reader: _Reader, row: tuple[int, bytes], classes: Sequence[InstructionClass], samples: Sequence[InstructionSample]
 ) -> TimeAtClock:
     number, time_s = row
     if number != _NO_SAMPLE:

@@ -215,11 +215,7 @@ class ReplicaOnOneHost:
             return
         now_s = monotonic()
         others = self._paces.others(of_run, now_s)
-        report = {
-            **_report(token, others),
-            "budget": self._paces.budget(now_s),
-            "covers_host": self._covers_host,
-        }
+        report = {**_report(token, others), "budget": self._paces.budget(now_s), "covers_host": self._covers_host}
         reply = self._daemon.post("/v1/pace", report)
         if reply is not None:
             self._paces.publish(

@@ -25,13 +25,7 @@ _ADAPTATION_GAIN = 0.7
 
 
 def prediction_interval(
-    values: Array,
-    origin: int,
-    predicted: Array,
-    *,
-    recorded_origins: Origins,
-    recorded: Array,
-    usual_margins: Array,
+    values: Array, origin: int, predicted: Array, *, recorded_origins: Origins, recorded: Array, usual_margins: Array
 ) -> tuple[Array, Array]:
     """Return the lower and upper bound of each forecast hour, in the unit of the values.
 

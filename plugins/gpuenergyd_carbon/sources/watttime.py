@@ -64,10 +64,7 @@ class WattTime:
             token = self._token or self._log_in()
             try:
                 return self.web.get_json(
-                    NAME,
-                    f"{self.base_url}/v3/{what}",
-                    parameters=asked,
-                    headers={"Authorization": f"Bearer {token}"},
+                    NAME, f"{self.base_url}/v3/{what}", parameters=asked, headers={"Authorization": f"Bearer {token}"}
                 )
             except SourceError as failure:
                 self._token = None

@@ -36,8 +36,7 @@ def openadr(  # noqa: PLR0913  one parameter for each option
         typer.Option("--vtn-fingerprint", metavar="TEXT", help="Require messages signed with this certificate."),
     ] = None,
     capacity_w: Annotated[
-        float | None,
-        typer.Option("--capacity-w", metavar="WATTS", help="Load to which x-loadControlCapacity refers."),
+        float | None, typer.Option("--capacity-w", metavar="WATTS", help="Load to which x-loadControlCapacity refers.")
     ] = None,
     simple_levels: Annotated[
         str | None,

@@ -46,10 +46,7 @@ def plane_svg(
     num_ticks = frame.num_ticks(6)
     across = Axis(*_range(times_s), at_low=frame.left, at_high=frame.right, text=time_text, num_ticks=num_ticks)
     up = Axis(*_range(energies_j), at_low=_BOTTOM, at_high=_TOP, text=energy_tick, num_ticks=6, step=energy_step)
-    parts = [
-        up.draw_up(frame.left, frame.right, "energy per iteration"),
-        across.draw_across(_BOTTOM, "iteration time"),
-    ]
+    parts = [up.draw_up(frame.left, frame.right, "energy per iteration"), across.draw_across(_BOTTOM, "iteration time")]
     pareto = _pareto_optimal([(time_s, energy_j) for _, time_s, energy_j, _ in measured])
     stairs = "".join(f"H{across.place(t):.1f}V{up.place(e):.1f}" for t, e in pareto[1:])
     first = f"{across.place(pareto[0][0]):.1f} {up.place(pareto[0][1]):.1f}"

@@ -169,10 +169,7 @@ def _check_complete(
     for stage in sorted({stage for stage, _ in kinds_of}):
         for microbatch in range(num_microbatches):
             known = kinds_of.get((stage, microbatch), {})
-            for kind in (
-                InstructionKind.F,
-                InstructionKind.W if InstructionKind.I in known else InstructionKind.B,
-            ):
+            for kind in (InstructionKind.F, InstructionKind.W if InstructionKind.I in known else InstructionKind.B):
                 if kind not in known:
                     raise ProfileError(f"{path}: rank {rank} has no {_name(kind, microbatch)} of stage {stage}")
 

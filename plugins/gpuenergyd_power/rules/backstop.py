@@ -209,14 +209,7 @@ class Backstop:
         was_wrong = now_s - self._trusted_s < 2 * max(self._distrust_s, first_s)
         self._distrust_s = min(self.rules.most_distrust_s, max(first_s, 2 * self._distrust_s)) if was_wrong else 0.0
 
-    def _raise(
-        self,
-        now_s: float,
-        readings: Mapping[str, GpuPower],
-        host_power_w: float,
-        *,
-        plans_fit: bool,
-    ) -> None:
+    def _raise(self, now_s: float, readings: Mapping[str, GpuPower], host_power_w: float, *, plans_fit: bool) -> None:
         """Raise the ceilings while the highest recent power leaves room, or remove them if plans fit."""
         assert self._budget_w is not None
         if not self.ceilings or now_s - self._acted_s < self.rules.raise_period_s:

@@ -111,13 +111,7 @@ class PowerControl:
         return division.predicted_w + self.trim.excess_w <= budget_w * (1 + _SAME_RATIO)
 
     def observe(
-        self,
-        now_s: float,
-        readings: Mapping[str, GpuPower],
-        *,
-        budget_w: float | None,
-        host_power_w: float,
-        fits: bool,
+        self, now_s: float, readings: Mapping[str, GpuPower], *, budget_w: float | None, host_power_w: float, fits: bool
     ) -> bool:
         """Compare the power of the host with its budget, as `Backstop.observe`; return whether ceilings changed."""
         num_cuts, was_cutting = self.backstop.num_cuts, self.backstop.is_cutting

@@ -59,13 +59,11 @@ def demo(  # noqa: PLR0913  each option is a parameter
     simulation: Annotated[
         WorldKind,
         typer.Option(
-            metavar="unkind|kind",
-            help="Simulate late clocks, slow reads and stalls as on real hosts, or ideal GPUs.",
+            metavar="unkind|kind", help="Simulate late clocks, slow reads and stalls as on real hosts, or ideal GPUs."
         ),
     ] = WorldKind.UNKIND,
     carbon_trace: Annotated[
-        str | None,
-        typer.Option(metavar="FILE|synthetic", help="Follow the grid of an hourly carbon trace."),
+        str | None, typer.Option(metavar="FILE|synthetic", help="Follow the grid of an hourly carbon trace.")
     ] = None,
     carbon_hour_s: Annotated[
         float, typer.Option(min=1.0, max=3600.0, metavar="S", help="Seconds of training per hour of the trace.")
@@ -84,10 +82,7 @@ def demo(  # noqa: PLR0913  each option is a parameter
     ] = False,
     real_time: Annotated[
         bool,
-        typer.Option(
-            "--real-time",
-            help="Run separate processes to watch, kill and attach to; needs a quiet host.",
-        ),
+        typer.Option("--real-time", help="Run separate processes to watch, kill and attach to; needs a quiet host."),
     ] = False,
     kill_worker_after_s: Annotated[
         float | None,

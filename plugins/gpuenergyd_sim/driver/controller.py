@@ -32,11 +32,7 @@ class SimulatedGpus:
     """The GPUs of one world file, which this process reads and controls."""
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        mono_ns: Callable[[], int] = time.monotonic_ns,
-        sleep: Callable[[float], None] = time.sleep,
+        self, path: Path, *, mono_ns: Callable[[], int] = time.monotonic_ns, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self.path = path
         self._world = World(path, mono_ns=mono_ns)

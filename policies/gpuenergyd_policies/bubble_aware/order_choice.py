@@ -209,9 +209,7 @@ def _flattest(cheapest: OrderPlan, found: Sequence[OrderPlan]) -> OrderPlan:
     most_j = cheapest.solved.energy_j * (1 + TUNING.flat_extra_ratio)
     near = tuple(order for order in found if order is not cheapest and order.solved.energy_j <= most_j)
     return flat_planner().flattest_order(
-        replace(cheapest, near=near),
-        extra_energy_ratio=TUNING.flat_extra_ratio,
-        search_steps=TUNING.flat_search_steps,
+        replace(cheapest, near=near), extra_energy_ratio=TUNING.flat_extra_ratio, search_steps=TUNING.flat_search_steps
     )[0]
 
 

@@ -11,14 +11,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from gpuenergyd.core.pipeline.plan import (
-    ClockChange,
-    ClockPlan,
-    PlanPrediction,
-    PlanPurpose,
-    RankClocks,
-    baseline_plan,
-)
+from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPrediction, PlanPurpose, RankClocks, baseline_plan
 from gpuenergyd.core.pipeline.power_swing import SwingFigure, swing_of
 from gpuenergyd.core.pipeline.profile import InstructionProfile, PipelineProfile, with_waiting_power
 from gpuenergyd.core.policy_api.policy import JobView

@@ -140,10 +140,7 @@ def without_outliers(
 
 
 def _outliers(
-    rows: TimeRows,
-    classes: Sequence[ClassAtFullSpeed],
-    of_time: CurveModel,
-    calls_sigma_s: tuple[float, float],
+    rows: TimeRows, classes: Sequence[ClassAtFullSpeed], of_time: CurveModel, calls_sigma_s: tuple[float, float]
 ) -> set[TimeRow]:
     """Return the rows of outliers, the worst found first and left out of the next comparison."""
     seen = time_evidence(classes, rows, of_time, calls_sigma_s=calls_sigma_s, num_rounds=1)

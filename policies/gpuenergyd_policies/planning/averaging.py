@@ -16,12 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuenergyd_policies.planning.compiled import IS_COMPILED, floats, ints
-from gpuenergyd_policies.planning.exact.averaging_kernels import (
-    Averages,
-    PricedGraph,
-    average_flows,
-    priced_cost,
-)
+from gpuenergyd_policies.planning.exact.averaging_kernels import Averages, PricedGraph, average_flows, priced_cost
 from gpuenergyd_policies.planning.exact.tables import FloatArray, IntArray
 from gpuenergyd_policies.planning.problem import PlanningProblem
 

@@ -201,12 +201,7 @@ def tiny_pipeline(num_stages: int, num_microbatches: int) -> tuple[DependencyGra
 
 
 def solved_plan(
-    problem: PlanningProblem,
-    sweep: Sweep,
-    deadlines_s: FloatArray,
-    *,
-    forced: bool,
-    effort: Effort,
+    problem: PlanningProblem, sweep: Sweep, deadlines_s: FloatArray, *, forced: bool, effort: Effort
 ) -> SolvedPlan:
     """Return the plan for the first of these deadlines, which are the sweep's first rows."""
     row, wanted_s = 0, float(deadlines_s[0])

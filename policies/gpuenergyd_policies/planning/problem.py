@@ -14,12 +14,7 @@ from gpuenergyd.core.pipeline.graph import DependencyGraph
 from gpuenergyd.core.pipeline.profile import PipelineProfile
 from gpuenergyd.core.pipeline.timeline import makespan_s
 from gpuenergyd.errors import TargetError
-from gpuenergyd_policies.planning.discrete.refinement import (
-    FULL_PASSES,
-    LIGHT_PASSES,
-    refine,
-    windows_of_passes,
-)
+from gpuenergyd_policies.planning.discrete.refinement import FULL_PASSES, LIGHT_PASSES, refine, windows_of_passes
 from gpuenergyd_policies.planning.discrete.rounding import EARLY, LATE, MIDDLE, RoundedPlan, Rounder
 from gpuenergyd_policies.planning.exact.network import FlowNetwork, flow_network
 from gpuenergyd_policies.planning.exact.sweep import Sweep, sweep_frontier

@@ -77,9 +77,7 @@ class _Graph:
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
     graph: Any = type(
-        "CUDAGraph",
-        (_Graph,),
-        {name: vars(_Graph)[name] for name in ("capture_begin", "capture_end", "replay")},
+        "CUDAGraph", (_Graph,), {name: vars(_Graph)[name] for name in ("capture_begin", "capture_end", "replay")}
     )
     event = type("Event", (_Event,), {"calls": []})
     monkeypatch.setattr(cuda, "captured_graphs", CapturedGraphs())

@@ -170,11 +170,7 @@ def test_the_end_restores_what_is_leased(event: Event) -> None:
 def test_a_plan_runs_at_full_speed_inside_profiling_without_leaving_it() -> None:
     run = JobRun().asked()
     phases = []
-    for own in (
-        plan("p-1", TRIAL),
-        plan("p-2", PlanPurpose.BASELINE, 1410),
-        ClockPlan("p-3", PlanPurpose.BASELINE),
-    ):
+    for own in (plan("p-1", TRIAL), plan("p-2", PlanPurpose.BASELINE, 1410), ClockPlan("p-3", PlanPurpose.BASELINE)):
         run.decide(own)
         phases.append(run.job.phase)
         run.pass_one()

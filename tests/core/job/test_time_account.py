@@ -289,12 +289,7 @@ class _Host:
     events=st.dictionaries(st.integers(15, 190), st.sampled_from(["restart", "kill", "stall", "silence", "straggler"])),
 )
 def test_no_policy_noise_or_restart_overdraws_the_account(
-    seed: int,
-    num_hosts: int,
-    slowdown_ratio: float,
-    noise_ratio: float,
-    compute_ratio: float,
-    events: dict[int, str],
+    seed: int, num_hosts: int, slowdown_ratio: float, noise_ratio: float, compute_ratio: float, events: dict[int, str]
 ) -> None:
     draw = random.Random(seed)
     rules, target = JobRules(max_faults=1000), PerformanceTarget(slowdown_ratio)

@@ -104,10 +104,7 @@ def test_a_clock_rises_by_the_earliest_and_falls_by_the_latest_of_recent_replays
     changes = [PlannedChange(F0, 0, 900), PlannedChange(B0, 0, 1410)]
     replays = [{F0: 10, B0: 210}, {F0: 14, B0: 200}, {F0: 12, B0: 220}]
 
-    assert replay_timetable(changes, replays, max_entries=LIMIT) == (
-        TimetableEntry(14, 900),
-        TimetableEntry(200, 1410),
-    )
+    assert replay_timetable(changes, replays, max_entries=LIMIT) == (TimetableEntry(14, 900), TimetableEntry(200, 1410))
 
 
 def test_a_slow_segment_shorter_than_its_uncertainty_is_left_out() -> None:
@@ -147,11 +144,7 @@ clocks = st.sampled_from((600, 900, 1200, 1410))
 gaps = st.lists(st.integers(1, 100), min_size=1, max_size=12)
 
 
-@given(
-    gaps,
-    st.data(),
-    st.integers(1, LIMIT),
-)
+@given(gaps, st.data(), st.integers(1, LIMIT))
 def test_the_timetable_is_in_order_and_for_equal_replays_never_slower_than_the_plan(
     durations: list[int], data: st.DataObject, max_entries: int
 ) -> None:

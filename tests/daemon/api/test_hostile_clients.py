@@ -51,9 +51,7 @@ def test_a_client_that_never_reads_is_disconnected_without_using_memory(daemon: 
 
 
 @pytest.mark.fault(37)
-def test_without_free_descriptors_the_daemon_pauses_accepting_and_recovers(
-    tmp_path: Path,
-) -> None:
+def test_without_free_descriptors_the_daemon_pauses_accepting_and_recovers(tmp_path: Path) -> None:
     with running_daemon(tmp_path) as daemon:
         num_open = len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (num_open + 20, num_open + 20))

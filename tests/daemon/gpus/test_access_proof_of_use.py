@@ -137,9 +137,7 @@ def test_the_administrators_group_may_have_any_gpu_changed(daemon: DaemonProcess
 
 
 @pytest.mark.fault(42)
-def test_an_unprivileged_user_is_refused_every_change_with_the_remedy(
-    daemon: DaemonProcess,
-) -> None:
+def test_an_unprivileged_user_is_refused_every_change_with_the_remedy(daemon: DaemonProcess) -> None:
     with client_process(daemon.socket_path, uid=NOBODY, gid=NOBODY) as client:
         answers = [
             client.ask("POST", "/v1/ranks", one_stage_registration(gpu(daemon, 0))),
@@ -171,9 +169,7 @@ def test_container_root_has_no_rights_whatever_its_groups(daemon: DaemonProcess,
 
 
 @pytest.mark.fault(41)
-def test_container_root_must_run_on_the_gpu_even_without_control_rules(
-    tmp_path: Path,
-) -> None:
+def test_container_root_must_run_on_the_gpu_even_without_control_rules(tmp_path: Path) -> None:
     needs_root()
     needs_namespaces("--pid", "--fork")
     with running_daemon(tmp_path) as daemon:

@@ -28,18 +28,12 @@ NOTHING = (
 @pytest.mark.parametrize(
     ("rank", "message"),
     [
-        (
-            registration(0),
-            f"{DEFAULTS} {WAITING}",
-        ),
+        (registration(0), f"{DEFAULTS} {WAITING}"),
         (
             replace(registration(0), policy="scripted", max_slowdown_ratio=0.05, from_environment=("policy",)),
             f"{GIVEN} {WAITING}, and more by running up to 5 % slower",
         ),
-        (
-            LOOP,
-            f"{DEFAULTS} {NOTHING}",
-        ),
+        (LOOP, f"{DEFAULTS} {NOTHING}"),
     ],
 )
 async def test_joining_names_the_options_their_origin_and_what_to_expect(rank: RankRegistration, message: str) -> None:

@@ -19,12 +19,7 @@ from gpuenergyd.daemon.runtime.peer_credentials import PeerCredentials
 from gpuenergyd.daemon.runtime.user_rates import UserRates
 from gpuenergyd.errors import JobError, ProtocolError
 from gpuenergyd.gpu.link.messages import ClockChangeReport, GpuHealth, GpuHealthChange, GpuSample
-from gpuenergyd.store.records import (
-    IterationRecord,
-    JobEndRecord,
-    JobRecord,
-    PlanRecord,
-)
+from gpuenergyd.store.records import IterationRecord, JobEndRecord, JobRecord, PlanRecord
 from gpuenergyd.wire.clock_request import RankClockRequest
 from gpuenergyd.wire.messages import RankRelease
 from tests.support.job_stage import ME, Stage, plan, registration, report, settle

@@ -64,9 +64,7 @@ async def policy_link(
     command: tuple[str, ...], *, time_limit_s: float = LIMIT_S, memory_limit_bytes: int | None = None
 ) -> AsyncIterator[PolicyClient]:
     link = PolicyClient(
-        lambda: start_policy_child(memory_limit_bytes, command),
-        time_limit_s=time_limit_s,
-        first_time_limit_s=LIMIT_S,
+        lambda: start_policy_child(memory_limit_bytes, command), time_limit_s=time_limit_s, first_time_limit_s=LIMIT_S
     )
     try:
         yield link
@@ -88,9 +86,7 @@ async def test_each_job_has_its_own_policy_which_is_discarded_with_the_job(host_
     ]
 
 
-async def test_a_policy_is_preloaded_once_and_an_import_error_is_returned(
-    host_command: tuple[str, ...],
-) -> None:
+async def test_a_policy_is_preloaded_once_and_an_import_error_is_returned(host_command: tuple[str, ...]) -> None:
     async with policy_link(host_command) as link:
         await link.start()
         assert "ModuleNotFoundError" in (await link.preload("broken-import") or "")

@@ -546,11 +546,7 @@ def test_a_gpu_of_unknown_uuid_is_listed_and_each_call_names_the_reason(
     "function", ["nvmlDeviceGetClockInfo", "nvmlDeviceGetFieldValues", "nvmlDeviceGetTotalEnergyConsumption"]
 )
 def test_whatever_a_reading_raises_is_a_typed_error_of_its_gpu(
-    nvml_world: NvmlWorld,
-    nvml_host: NvmlHost,
-    monkeypatch: pytest.MonkeyPatch,
-    function: str,
-    error: Exception,
+    nvml_world: NvmlWorld, nvml_host: NvmlHost, monkeypatch: pytest.MonkeyPatch, function: str, error: Exception
 ) -> None:
     pynvml.nvmlInit()
     monkeypatch.setattr(pynvml, function, _failing_for(2, function, error))

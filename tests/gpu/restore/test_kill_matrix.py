@@ -31,10 +31,7 @@ def test_deaths_at_random_moments_leave_no_gpu_lowered(
 
 @pytest.mark.fault(1, 4, 6)
 @pytest.mark.kill
-@pytest.mark.parametrize(
-    ("policy", "num_trials", "least_lowered"),
-    thorough(("uniform", 12, 7), ("cost", 12, 7)),
-)
+@pytest.mark.parametrize(("policy", "num_trials", "least_lowered"), thorough(("uniform", 12, 7), ("cost", 12, 7)))
 def test_deaths_under_power_limits_alone_leave_no_limit_behind(
     tmp_path: Path, policy: str, num_trials: int, least_lowered: int
 ) -> None:

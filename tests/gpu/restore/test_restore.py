@@ -144,10 +144,7 @@ def test_power_limit_is_restored_only_where_it_is_still_ours(
 ) -> None:
     gpu = host.identities()[0].gpu_uuid
     ours = replace(
-        _entries(host, saved_value=480.0)[0],
-        control=Control.POWER_LIMIT,
-        known_by=KnownBy.READ,
-        intended_value=300.0,
+        _entries(host, saved_value=480.0)[0], control=Control.POWER_LIMIT, known_by=KnownBy.READ, intended_value=300.0
     )
     journal.add([ours])
     host.set_power_limit(gpu, now_w)

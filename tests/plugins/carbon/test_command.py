@@ -194,12 +194,7 @@ def test_an_invalid_trace_is_an_error_with_its_line(tmp_path: Path, content: str
     ],
 )
 def test_an_invalid_option_is_a_usage_error(
-    trace: Path,
-    frontier: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: tuple[str, ...],
-    words: str,
+    trace: Path, frontier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], words: str
 ) -> None:
     assert frontier.parent == tmp_path
     monkeypatch.chdir(tmp_path)

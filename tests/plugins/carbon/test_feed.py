@@ -130,12 +130,7 @@ def test_estimates_of_a_sandbox_key_are_deleted_from_the_history(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("content", "output"),
-    [
-        (None, None),
-        (b"{", "invalid content"),
-        (b"<html>502</html>", "invalid content"),
-    ],
+    ("content", "output"), [(None, None), (b"{", "invalid content"), (b"<html>502</html>", "invalid content")]
 )
 def test_a_missing_or_damaged_file_is_reported_without_further_effect(
     tmp_path: Path, content: bytes | None, output: str | None

@@ -275,9 +275,7 @@ def test_profiling_again_waits_until_the_budget_allows_it(tmp_path: Path) -> Non
     assert any("trials paused" in reason for reason in here.following.reasons)
 
 
-def test_an_unknown_length_is_reported_with_its_assumption_and_a_deadline_ends_slowdown(
-    tmp_path: Path,
-) -> None:
+def test_an_unknown_length_is_reported_with_its_assumption_and_a_deadline_ends_slowdown(tmp_path: Path) -> None:
     here = site(tmp_path, Uniform(), [200.0] * 24 * 12)
     here.run_hours(2)
     unknown = here.targets.status(here.following)["target"]
@@ -328,11 +326,7 @@ LIES = st.lists(
     st.one_of(
         st.none(),
         st.builds(PerformanceTarget, max_slowdown_ratio=st.floats(0.0, 5.0)),
-        st.builds(
-            PerformanceTarget,
-            max_slowdown_ratio=st.just(0.1),
-            permitted_time_s=st.floats(0.1, 50.0),
-        ),
+        st.builds(PerformanceTarget, max_slowdown_ratio=st.just(0.1), permitted_time_s=st.floats(0.1, 50.0)),
     ),
     min_size=1,
     max_size=6,

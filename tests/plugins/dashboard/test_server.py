@@ -296,7 +296,7 @@ def test_prometheus_scrapes_every_gpu_by_address_and_by_name(tmp_path: Path) -> 
                 wait_until(
                     lambda: (
                         len(query(port, "gpuenergyd_gpu_power_watts")) == len(names_of_this_host()) * daemon.num_gpus
-                    ),
+                    )
                 )
                 power = query(port, "gpuenergyd_gpu_power_watts")
                 up = {sample["metric"]["instance"]: sample["value"][1] for sample in query(port, "up")}

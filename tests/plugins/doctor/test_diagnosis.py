@@ -26,9 +26,7 @@ GPU = GpuFacts("A100 GPU-a", 81, None, is_persistent=True)
 DAEMON = DaemonFacts("/run/gpuenergyd/gpuenergyd.sock", SocketState.ANSWERS, "gpuenergy")
 _CORE, _FETCHER = "gpuenergyd.service", "gpuenergyd-carbon.service"
 UNITS = UnitFacts(
-    is_managed=True,
-    active_states={"gpuenergyd.service": "active"},
-    enabled_states={"gpuenergyd.service": "enabled"},
+    is_managed=True, active_states={"gpuenergyd.service": "active"}, enabled_states={"gpuenergyd.service": "enabled"}
 )
 WELL = HostFacts(
     now=NOW,

@@ -157,10 +157,7 @@ def test_json_lists_files_and_commands(tmp_path: Path, capsys: pytest.CaptureFix
     [
         (["--root", "/no/such/folder"], "--root /no/such/folder: no such folder"),
         (["--dry-run", "--python", "bin/python"], "--python bin/python: must be an absolute path"),
-        (
-            ["--dry-run", "--python", "/home/me/venv/bin/python"],
-            "/home/me/venv/bin/python is hidden from",
-        ),
+        (["--dry-run", "--python", "/home/me/venv/bin/python"], "/home/me/venv/bin/python is hidden from"),
     ],
 )
 def test_invalid_options_are_one_line_and_a_usage_error(

@@ -17,11 +17,7 @@ FULL_SPEED_W = COMPUTE_BOUND.power_w(COMPUTE_BOUND.gpu.supported_sm_clocks_mhz[0
 
 
 def train(
-    work: GpuLoopWork,
-    watts: int,
-    *,
-    max_slowdown_ratio: float,
-    levers: frozenset[Lever] = frozenset(Lever),
+    work: GpuLoopWork, watts: int, *, max_slowdown_ratio: float, levers: frozenset[Lever] = frozenset(Lever)
 ) -> VirtualTraining:
     run = loop_training(
         EqualPowerLimit(watts=str(watts)),
@@ -64,10 +60,7 @@ def test_a_limit_that_is_too_slow_is_withdrawn_for_good() -> None:
 
 @pytest.mark.parametrize(
     ("watts", "levers", "reason"),
-    [
-        (20, frozenset(Lever), "20 W is out of range"),
-        (300, frozenset({Lever.CLOCKS}), "cannot be limited"),
-    ],
+    [(20, frozenset(Lever), "20 W is out of range"), (300, frozenset({Lever.CLOCKS}), "cannot be limited")],
 )
 def test_what_cannot_be_set_stays_at_full_speed_with_the_reason(
     watts: int, levers: frozenset[Lever], reason: str

@@ -22,11 +22,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "reply",
-    [
-        {"PowerControl": [{"PowerConsumedWatts": 1234}]},
-        {"PowerWatts": {"Reading": 1234.0}},
-    ],
+    "reply", [{"PowerControl": [{"PowerConsumedWatts": 1234}]}, {"PowerWatts": {"Reading": 1234.0}}]
 )
 def test_redfish_power_is_read_from_both_resources(reply: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDFISH_USER", "reader")

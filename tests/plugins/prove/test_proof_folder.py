@@ -176,11 +176,7 @@ def test_losses_that_differ_are_no_saving(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("saving_ratio", "slowdown_ratio", "conclusion"),
-    [
-        (0.1, 0.05, Conclusion.SAVES_BUT_SLOWER),
-        (0.0, 0.0, Conclusion.NOT_SHOWN),
-        (-0.1, 0.0, Conclusion.COSTS),
-    ],
+    [(0.1, 0.05, Conclusion.SAVES_BUT_SLOWER), (0.0, 0.0, Conclusion.NOT_SHOWN), (-0.1, 0.0, Conclusion.COSTS)],
 )
 def test_conclusion_follows_from_both_intervals(
     tmp_path: Path, saving_ratio: float, slowdown_ratio: float, conclusion: Conclusion

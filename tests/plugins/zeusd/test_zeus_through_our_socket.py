@@ -185,10 +185,7 @@ def test_power_streams_to_the_client(daemon: DaemonProcess, fake_nvml_library: P
 
 
 def test_refused_zeus_requests_name_the_reason(daemon: DaemonProcess, fake_nvml_library: Path) -> None:
-    with (
-        zeus_program(daemon, fake_nvml_library) as first,
-        zeus_program(daemon, fake_nvml_library) as second,
-    ):
+    with zeus_program(daemon, fake_nvml_library) as first, zeus_program(daemon, fake_nvml_library) as second:
         for program in (first, second):
             program.run("from zeus.device import get_gpus", "gpus = get_gpus()", "1")
         first.run("gpus.set_power_management_limit(0, 300_000)")
@@ -219,7 +216,4 @@ def test_changes_by_zeus_are_in_the_history(daemon: DaemonProcess, fake_nvml_lib
             return [(e.action, e.before, e.after) for e in history.control_events() if e.actor == actor]
 
     wait_until(lambda: len(events()) == 2)
-    assert events() == [
-        ("lock", "no MHz", "1005 MHz"),
-        ("restore", "leased", f"process {pid} ended"),
-    ]
+    assert events() == [("lock", "no MHz", "1005 MHz"), ("restore", "leased", f"process {pid} ended")]

@@ -40,13 +40,7 @@ def training(after_last_s: tuple[float, float]) -> VirtualTraining:
         for kind, scale in ((F, 1.0), (I, 1.0), (W, 3.0 if rank else 1.0))
     }
     return VirtualTraining(
-        SCHEDULE,
-        work,
-        BubbleAware(),
-        after_last_s=after_last_s,
-        noise_ratio=0.001,
-        energy_noise_ratio=0.005,
-        seed=4,
+        SCHEDULE, work, BubbleAware(), after_last_s=after_last_s, noise_ratio=0.001, energy_noise_ratio=0.005, seed=4
     )
 
 

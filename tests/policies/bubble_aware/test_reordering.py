@@ -180,8 +180,7 @@ def test_an_order_that_costs_more_than_it_saves_is_not_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capacity_bytes", "why"),
-    thorough((40 * GIB, "might not fit into the memory of rank 0"), (None, "is not known")),
+    ("capacity_bytes", "why"), thorough((40 * GIB, "might not fit into the memory of rank 0"), (None, "is not known"))
 )
 def test_without_room_or_without_a_known_size_nothing_is_tried(capacity_bytes: int | None, why: str) -> None:
     ran = Ran(training(allow=True, capacity_bytes=capacity_bytes))

@@ -20,10 +20,7 @@ def deadline_s() -> float:
 def test_a_caution_within_risk_is_late_in_few_draws_and_gets_bolder_with_evidence() -> None:
     unknown = caution_within_risk(GRAPH, fitted(0.8, 1.5, []), deadline_s=deadline_s(), random=np.random.default_rng(1))
     known = caution_within_risk(
-        GRAPH,
-        fitted(0.8, 1.5, [1320, 1185, 1050, 915]),
-        deadline_s=deadline_s(),
-        random=np.random.default_rng(1),
+        GRAPH, fitted(0.8, 1.5, [1320, 1185, 1050, 915]), deadline_s=deadline_s(), random=np.random.default_rng(1)
     )
 
     assert unknown.late_ratio <= MAX_LATE_RATIO
@@ -37,12 +34,7 @@ def test_the_caution_lies_between_one_that_is_too_little_and_one_that_is_enough(
     def found_with(caution_sigmas: Sequence[float]) -> Caution:
         random = np.random.default_rng(1)
         return caution_within_risk(
-            GRAPH,
-            belief,
-            deadline_s=deadline_s(),
-            random=random,
-            caution_sigmas=caution_sigmas,
-            max_late_ratio=0.001,
+            GRAPH, belief, deadline_s=deadline_s(), random=random, caution_sigmas=caution_sigmas, max_late_ratio=0.001
         )
 
     found = found_with(CAUTION_SIGMAS)
@@ -55,10 +47,7 @@ def test_the_caution_lies_between_one_that_is_too_little_and_one_that_is_enough(
 
 def test_the_last_caution_is_taken_if_none_is_within_the_limit() -> None:
     found = caution_within_risk(
-        GRAPH,
-        fitted(0.8, 1.5, []),
-        deadline_s=0.9 * deadline_s(),
-        random=np.random.default_rng(1),
+        GRAPH, fitted(0.8, 1.5, []), deadline_s=0.9 * deadline_s(), random=np.random.default_rng(1)
     )
 
     assert found.sigmas == CAUTION_SIGMAS[-1]
@@ -68,9 +57,5 @@ def test_the_last_caution_is_taken_if_none_is_within_the_limit() -> None:
 def test_caution_sigmas_may_not_be_empty() -> None:
     with pytest.raises(ValueError, match="caution_sigmas: empty"):
         caution_within_risk(
-            GRAPH,
-            fitted(0.8, 1.5, []),
-            deadline_s=1.0,
-            random=np.random.default_rng(1),
-            caution_sigmas=(),
+            GRAPH, fitted(0.8, 1.5, []), deadline_s=1.0, random=np.random.default_rng(1), caution_sigmas=()
         )

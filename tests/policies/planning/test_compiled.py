@@ -92,10 +92,7 @@ def test_compiled_kernels_get_contiguous_arrays(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(compiled, "_is_plain", ContextVar("is_plain", default=False))
     every_other = np.arange(6)[::2]
 
-    cases: list[tuple[Any, type]] = [
-        (compiled.ints(every_other), np.int64),
-        (compiled.floats(every_other), np.float64),
-    ]
+    cases: list[tuple[Any, type]] = [(compiled.ints(every_other), np.int64), (compiled.floats(every_other), np.float64)]
     for array, dtype in cases:
         assert isinstance(array, np.ndarray)
         assert (array.dtype, array.tolist()) == (dtype, [0, 2, 4])

@@ -97,9 +97,7 @@ def join_megatron_schedules(module: ModuleType) -> None:
     seen: list[Any] = []
 
     def join(arguments: Mapping[str, Any]) -> None:
-        from megatron.core.utils import (  # type: ignore[import-not-found]  # noqa: PLC0415  loaded already
-            get_model_config,
-        )
+        from megatron.core.utils import get_model_config  # type: ignore[import-not-found]  # noqa: PLC0415  loaded already
 
         model = arguments["model"]
         config = get_model_config(model[0] if isinstance(model, list) else model)

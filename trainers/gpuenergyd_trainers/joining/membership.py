@@ -10,12 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypedDict
 
-from gpuenergyd.client.environment import (
-    find_allow_reorder,
-    find_gpu_uuid,
-    find_job_options,
-    find_run_key,
-)
+from gpuenergyd.client.environment import find_allow_reorder, find_gpu_uuid, find_job_options, find_run_key
 from gpuenergyd.client.exchanges import Membership, find_pipeline_membership, start_pace_exchange
 from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.client.timing.recorder import InstructionTimer

@@ -134,14 +134,7 @@ def place_from_groups(groups: RankGroups) -> Place:
     )
 
 
-def given_place(
-    *,
-    pp_rank: int,
-    num_pp_ranks: int,
-    dp_rank: int = 0,
-    tp_rank: int = 0,
-    num_tp_ranks: int = 1,
-) -> Place:
+def given_place(*, pp_rank: int, num_pp_ranks: int, dp_rank: int = 0, tp_rank: int = 0, num_tp_ranks: int = 1) -> Place:
     """Return the place that the user's numbers describe; whether the replica spans hosts is unknown.
 
     Args:

@@ -189,11 +189,7 @@ class JobKnowledge:
         purpose = self.plans.purpose_of(observation.plan_id)
         is_for_straggler = self.plans.is_for_straggler(observation.plan_id)
         observation = self.pace.observe(
-            observation,
-            purpose,
-            graph,
-            is_at_straggler_pace=is_forced,
-            least_overhead_s=least_other_overhead_s,
+            observation, purpose, graph, is_at_straggler_pace=is_forced, least_overhead_s=least_other_overhead_s
         )
         if is_for_straggler:
             observation = replace(observation, is_at_straggler_pace=True)

@@ -26,14 +26,7 @@ def decided(job: JobState, event: PlanDecided) -> Commands:
     learned, plan = event.plan.learned, event.plan
     if learned is not None:
         plan = replace(plan, learned=None)
-    found = answer(
-        job.control,
-        plan,
-        job.phase,
-        job.baseline,
-        job.target,
-        policy=job.description.policy,
-    )
+    found = answer(job.control, plan, job.phase, job.baseline, job.target, policy=job.description.policy)
     if found is None:
         return ()
     job.advice = plan.advice or job.advice

@@ -123,14 +123,7 @@ def round_down(  # noqa: C901, PLR0912  one walk back over the stretch, two forw
 
 @compiled
 def absorb(
-    first: int,
-    last: int,
-    graph: GraphArrays,
-    options: OptionArrays,
-    plan: Rounding,
-    fixed: int,
-    odds: int,
-    random: int,
+    first: int, last: int, graph: GraphArrays, options: OptionArrays, plan: Rounding, fixed: int, odds: int, random: int
 ) -> tuple[bool, int]:
     """Slow operations down to use the slack of the current choice; return whether any changed, and the random state.
 

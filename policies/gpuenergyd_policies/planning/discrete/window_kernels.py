@@ -202,13 +202,7 @@ def cut_network(  # noqa: C901  edges within, to the sink, from the source, and 
 
 @compiled
 def _round_again(
-    first: int,
-    last: int,
-    pipeline: PipelineArrays,
-    best: list[int],
-    trial: Rounding,
-    window: Window,
-    cost: float,
+    first: int, last: int, pipeline: PipelineArrays, best: list[int], trial: Rounding, window: Window, cost: float
 ) -> float:
     """Sweep a window and round its durations in several ways; keep the best choice that is cheaper than `cost`."""
     m = last - first

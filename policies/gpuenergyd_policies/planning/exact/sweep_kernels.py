@@ -84,12 +84,7 @@ class SweepSnapshots(NamedTuple):
 
 @compiled
 def sweep_down(  # noqa: C901, PLR0912, PLR0915  one algorithm; see the note on the search below
-    n: int,
-    num_edges: int,
-    network: NetworkArrays,
-    state: SweepState,
-    request: SweepRequest,
-    out: SweepSnapshots,
+    n: int, num_edges: int, network: NetworkArrays, state: SweepState, request: SweepRequest, out: SweepSnapshots
 ) -> tuple[list[int], list[int], int, int]:
     """Sweep a network of n operations; return times and prices of breakpoints, T*, and the number of augmentations."""
     _, last, ticks, slope, tail, head, latency, succ, pred, pred_edges, _ = network

@@ -1,12 +1,7 @@
 """Search over shapes of orders: starts from known schedules and moves to the first neighbour with less energy."""
 
 from gpuenergyd_policies.planning.orders.relaxation import OrderTask, RelaxedOrder, relaxed
-from gpuenergyd_policies.planning.orders.shape import (
-    OrderShape,
-    neighbours,
-    shaped_schedule,
-    starting_shapes,
-)
+from gpuenergyd_policies.planning.orders.shape import OrderShape, neighbours, shaped_schedule, starting_shapes
 
 MOST_WORK, MOST_LONG_WORK = 50_000, 15_000
 """Maximum total of instructions in all compared orders, for short and for long pipelines; this limits the time of

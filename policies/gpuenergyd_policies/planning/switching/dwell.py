@@ -21,10 +21,7 @@ class _DwellSegment:
 
 
 def with_longer_dwells(
-    graph: DependencyGraph,
-    profile: PipelineProfile,
-    clock_of: Mapping[Instruction, int],
-    least_s: Sequence[float],
+    graph: DependencyGraph, profile: PipelineProfile, clock_of: Mapping[Instruction, int], least_s: Sequence[float]
 ) -> dict[Instruction, int]:
     """Return clocks whose segments within an iteration last at least `least_s[r]` seconds on rank r.
 

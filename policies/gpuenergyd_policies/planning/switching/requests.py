@@ -120,9 +120,7 @@ def raise_leads_s(latency: SwitchLatency, sm_clocks_mhz: Collection[int]) -> dic
 
 
 def longest_raise_waits_s(
-    spans_of: Sequence[Sequence[Span]],
-    changes: Sequence[Sequence[ClockChange]],
-    latencies: Sequence[SwitchLatency],
+    spans_of: Sequence[Sequence[Span]], changes: Sequence[Sequence[ClockChange]], latencies: Sequence[SwitchLatency]
 ) -> list[float]:
     """Return, per rank, the longest wait of a raise for other driver calls on its host, on the planned timeline."""
     longest_s = [0.0] * len(changes)
@@ -194,10 +192,7 @@ def _rank_changes(
         sm_clocks_mhz,
         iteration_time_s=iteration_time_s,
         leads_s=leads_without_replaced_raises_s(
-            spans,
-            [sm_clocks_mhz[span.instruction] for span in spans],
-            leads_s,
-            iteration_time_s=iteration_time_s,
+            spans, [sm_clocks_mhz[span.instruction] for span in spans], leads_s, iteration_time_s=iteration_time_s
         ),
         required_clock=required_clock,
     )

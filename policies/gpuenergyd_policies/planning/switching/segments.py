@@ -235,10 +235,7 @@ class SegmentSearch:
         by_instruction: dict[Instruction, int] = dict(zip(graph.instructions, sm_clocks_mhz, strict=True))
         changes = clock_changes(planned, by_instruction, latency=self._latencies)
         return SegmentedPlan(
-            sm_clocks_mhz,
-            planned,
-            changes,
-            simulate_switching(graph, self._profile, changes, latency=self._latencies),
+            sm_clocks_mhz, planned, changes, simulate_switching(graph, self._profile, changes, latency=self._latencies)
         )
 
 

@@ -154,12 +154,7 @@ def _wait(states: ClockStates, waiting_power: list[float], r: int, until: float)
 
 @compiled
 def _run(
-    pipeline: SimulatedPipeline,
-    states: ClockStates,
-    nodes: SimulatedNodes,
-    stalled_power: float,
-    v: int,
-    begin: float,
+    pipeline: SimulatedPipeline, states: ClockStates, nodes: SimulatedNodes, stalled_power: float, v: int, begin: float
 ) -> None:
     """Run one node; it continues at the speed and power of each clock that takes effect during it."""
     r = pipeline.rank[v]

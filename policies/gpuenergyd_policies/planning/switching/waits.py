@@ -123,12 +123,7 @@ def waits_of(planned: Timeline, rank: int) -> Iterator[RankWait]:
 
 
 def lowered_wait(
-    wait: RankWait,
-    before_mhz: int,
-    after_mhz: int,
-    power: WaitingPower,
-    latency: SwitchLatency,
-    rules: WaitRules,
+    wait: RankWait, before_mhz: int, after_mhz: int, power: WaitingPower, latency: SwitchLatency, rules: WaitRules
 ) -> LoweredWait | None:
     """Return how a wait is lowered; None if it is too short or nothing would be saved."""
     low_mhz = power.cheapest_clock_mhz

@@ -118,10 +118,7 @@ def test_energy_at_a_straggler_pace_counts_only_without_other_iterations() -> No
 
 @pytest.mark.parametrize(
     ("z", "terms"),
-    [
-        (1.0, (2 / 4, 24 / 96, 24 / 384, -528 / 92160)),
-        (2.0, (10 / 4, 294 / 96, 1098 / 384, 169950 / 92160)),
-    ],
+    [(1.0, (2 / 4, 24 / 96, 24 / 384, -528 / 92160)), (2.0, (10 / 4, 294 / 96, 1098 / 384, 169950 / 92160))],
 )
 def test_student_quantile_is_the_published_expansion(z: float, terms: tuple[float, ...]) -> None:
     """Abramowitz and Stegun, 26.7.5, worked out by hand: g1 to g4 over the powers of the degrees of freedom."""

@@ -152,11 +152,7 @@ def test_a_stage_whose_gpus_are_on_several_hosts() -> None:
     pipeline = LedPipeline()
     pipeline.leader = replace(pipeline.leader, num_tp_ranks=2)
     here, there = (GpuView(f"GPU-{host}", "A100", CLOCKS, 0.01, host=host) for host in ("a", "b"))
-    facts = (
-        pipeline.facts(0, gpu=here),
-        pipeline.facts(0, (1,), gpu=there),
-        pipeline.facts(1, (0, 1)),
-    )
+    facts = (pipeline.facts(0, gpu=here), pipeline.facts(0, (1,), gpu=there), pipeline.facts(1, (0, 1)))
 
     with pytest.raises(JobError, match="the ranks of pipeline stage 0 are on 2 hosts: all tensor-"):
         asyncio.run(pipeline.report(facts=facts, num_tp_ranks=2))

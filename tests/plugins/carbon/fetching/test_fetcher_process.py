@@ -34,11 +34,7 @@ def test_a_refusal_is_logged_once_and_forgotten_when_the_fetcher_runs_again(
     monkeypatch.setattr(fetcher_process, "_FIRST_DELAY_S", 0.001)
     caplog.set_level(logging.INFO)
     settings = Settings(
-        driver=SIMULATED,
-        world_path=tmp_path / "world",
-        runtime_dir=tmp_path,
-        state_dir=tmp_path,
-        carbon_zone="XX",
+        driver=SIMULATED, world_path=tmp_path / "world", runtime_dir=tmp_path, state_dir=tmp_path, carbon_zone="XX"
     )
 
     async def scenario() -> ScriptedFetcher:

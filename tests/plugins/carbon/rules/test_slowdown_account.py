@@ -273,11 +273,7 @@ def cost_of(iterations: Sequence[tuple[float, float]], *, is_trial: bool = False
     excess = PlanExcess()
     for charged_s, permitted_s in iterations:
         excess.add(
-            charged_s,
-            full_speed_time_s=FULL_S,
-            permitted_time_s=permitted_s,
-            is_trial=is_trial,
-            settling_iterations=4,
+            charged_s, full_speed_time_s=FULL_S, permitted_time_s=permitted_s, is_trial=is_trial, settling_iterations=4
         )
     return excess.total_s
 

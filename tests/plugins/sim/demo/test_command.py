@@ -430,10 +430,7 @@ def test_a_policy_that_cannot_be_imported_is_refused(folder: Path, tmp_path: Pat
     ],
 )
 def test_a_carbon_demo_that_is_too_short_for_a_plan_is_refused_at_once_with_the_valid_range(
-    arguments: tuple[str, ...],
-    expected: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = run(["demo", "--carbon-trace", "synthetic", "--out", str(tmp_path / "report.html"), *arguments])
 

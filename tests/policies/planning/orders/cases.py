@@ -11,11 +11,7 @@ CLOCKS_MHZ = range(1400, 600, -100)
 
 
 def split_profile(
-    weights: Sequence[float],
-    *,
-    input_share: float = 0.5,
-    overhead: float = 0.0,
-    clocks_mhz: Sequence[int] = CLOCKS_MHZ,
+    weights: Sequence[float], *, input_share: float = 0.5, overhead: float = 0.0, clocks_mhz: Sequence[int] = CLOCKS_MHZ
 ) -> PipelineProfile:
     """Return stages of these weights with whole and split backwards; splitting adds an overhead to the backward."""
     works = {"F": 1.0, "B": 2.0, "I": 2 * input_share * (1 + overhead), "W": 2 * (1 - input_share) * (1 + overhead)}

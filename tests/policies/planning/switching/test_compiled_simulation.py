@@ -6,12 +6,7 @@ from hypothesis import strategies as st
 
 from gpuenergyd.core.pipeline.graph import DependencyGraph, dependency_graph, gpipe, one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockChange
-from gpuenergyd.core.pipeline.profile import (
-    ClockOption,
-    PipelineProfile,
-    instruction_profile,
-    with_waiting_power,
-)
+from gpuenergyd.core.pipeline.profile import ClockOption, PipelineProfile, instruction_profile, with_waiting_power
 from gpuenergyd.core.pipeline.switching import Direction, SwitchLatency, TargetLatency
 from gpuenergyd.core.pipeline.waiting import WaitingPower
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching

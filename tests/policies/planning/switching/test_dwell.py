@@ -37,9 +37,7 @@ def test_merged_segments_are_long_enough_and_no_instruction_is_slower(
     graph = graph_of(num_microbatches)
     clocks = data.draw(
         st.lists(
-            st.sampled_from(range(700, 1500, 100)),
-            min_size=len(graph.instructions),
-            max_size=len(graph.instructions),
+            st.sampled_from(range(700, 1500, 100)), min_size=len(graph.instructions), max_size=len(graph.instructions)
         )
     )
     clock_of = dict(zip(graph.instructions, clocks, strict=True))

@@ -124,8 +124,7 @@ def test_the_dynamic_program_finds_the_cheapest_segmentation(
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the shared tables are not on this machine")
 @pytest.mark.parametrize(
-    ("file", "least_share"),
-    [("profiles/gpt3-175b_a100-sxm.csv", 0.92), ("instances/s8m32_1f1b_a100.json", 0.88)],
+    ("file", "least_share"), [("profiles/gpt3-175b_a100-sxm.csv", 0.92), ("instances/s8m32_1f1b_a100.json", 0.88)]
 )
 @pytest.mark.thorough
 def test_eight_segments_at_25_ms_keep_most_of_the_ideal_saving_without_slowdown(file: str, least_share: float) -> None:

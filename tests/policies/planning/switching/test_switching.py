@@ -87,19 +87,13 @@ def test_a_lead_across_a_bubble_is_an_offset_from_the_previous_instruction() -> 
 
     changes = clock_changes(timeline(graph, durations_s), clocks, latency=0.5)
 
-    assert changes[0] == (
-        ClockChange(Instruction(0, F, 0), 0.0, 500),
-        ClockChange(Instruction(0, F, 0), 3.5, 1000),
-    )
+    assert changes[0] == (ClockChange(Instruction(0, F, 0), 0.0, 500), ClockChange(Instruction(0, F, 0), 3.5, 1000))
 
 
 def test_raises_in_steps_within_one_instruction_are_merged_into_the_first_and_highest() -> None:
     changes = _one_rank_changes([500, 750, 1000, 1000, 1000, 1000, 1000, 1000], 1.5)
 
-    assert changes == [
-        ("F0@0", 0.0, 500),
-        ("F0@0", 0.5, 1000),
-    ]
+    assert changes == [("F0@0", 0.0, 500), ("F0@0", 0.5, 1000)]
 
 
 def test_a_change_that_may_replace_a_delayed_one_repeats_the_clock_that_is_due() -> None:
@@ -110,9 +104,7 @@ def test_a_change_that_may_replace_a_delayed_one_repeats_the_clock_that_is_due()
 
 
 @st.composite
-def _planned_pipelines(
-    draw: st.DrawFn,
-) -> tuple[DependencyGraph, PipelineProfile, dict[Instruction, int], float]:
+def _planned_pipelines(draw: st.DrawFn) -> tuple[DependencyGraph, PipelineProfile, dict[Instruction, int], float]:
     num_ranks, num_microbatches = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     make = draw(st.sampled_from([gpipe, one_forward_one_backward]))
     graph = dependency_graph(
@@ -188,9 +180,7 @@ def test_a_clock_change_within_an_instruction_changes_its_remaining_speed_and_po
             [ClockOption(1000, 1.0, 100.0), ClockOption(500, 2.0, 60.0)], where="B"
         ),
     }
-    changes = [
-        [ClockChange(Instruction(0, F, 0), 0.0, 1000), ClockChange(Instruction(0, B, 0), 0.0, 500)],
-    ]
+    changes = [[ClockChange(Instruction(0, F, 0), 0.0, 1000), ClockChange(Instruction(0, B, 0), 0.0, 500)]]
 
     simulated = simulate_switching(graph, PipelineProfile(options, 10.0), changes, latency=0.5)
 
