@@ -49,6 +49,7 @@ class SimulatedDevice:
         return StreamEvent()
 
     def record(self, event: StreamEvent) -> None:
+        """Record an event on the stream; on the training thread."""
         self._stream.record(event)
 
     def has_completed(self, event: StreamEvent) -> bool:
@@ -56,6 +57,7 @@ class SimulatedDevice:
         return event.mono_ns > 0
 
     def elapsed_ms(self, first: StreamEvent, second: StreamEvent) -> float:
+        """Return the time between two completed events, negative if the second is earlier."""
         (elapsed_ms,) = _FLOAT.unpack(_FLOAT.pack((second.mono_ns - first.mono_ns) / _NS_PER_MS))
         return float(elapsed_ms)
 
@@ -74,12 +76,15 @@ class SimulatedDevice:
         return self._stream.is_capturing
 
     def calls(self) -> AbstractContextManager[None]:
+        """Return a context in which a thread other than the training thread may call the device."""
         return self.graphs.gate.calls()
 
     def make_node_event(self) -> GraphEvent:
+        """Return a new event that a capture records as a node of its graph."""
         return GraphEvent()
 
     def node_ms(self, first: StreamEvent, node: GraphEvent) -> float | None:
+        """Return the time from a completed event to the newest completion of a node's event; None before the first."""
         return self.elapsed_ms(first, node) if node.mono_ns else None
 
 

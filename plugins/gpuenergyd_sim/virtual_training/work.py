@@ -45,9 +45,11 @@ class A100Work:
     power_w_per_mhz: float
 
     def time_s(self, sm_clock_mhz: int) -> float:
+        """Return how long it takes at a clock."""
         return self.memory_time_s + self.compute_time_s * CLOCKS_MHZ[0] / sm_clock_mhz
 
     def power_w(self, sm_clock_mhz: int) -> float:
+        """Return what it draws at a clock."""
         active_ratio = self.compute_time_s * CLOCKS_MHZ[0] / sm_clock_mhz / self.time_s(sm_clock_mhz)
         return a100_power_w(active_ratio * self.power_w_per_mhz, sm_clock_mhz)
 
@@ -81,9 +83,11 @@ class ModelWork:
         return capped_sm_clock_mhz(self.model, self.work, sm_clock_mhz, self.model.default_power_limit_w)
 
     def time_s(self, sm_clock_mhz: int) -> float:
+        """Return how long it takes at a clock."""
         return instruction_time_s(self.model, self.work, self.actual_clock_mhz(sm_clock_mhz))
 
     def power_w(self, sm_clock_mhz: int) -> float:
+        """Return what it draws at a clock."""
         return working_power_w(self.model, self.work, self.actual_clock_mhz(sm_clock_mhz))
 
 
