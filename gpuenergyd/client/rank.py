@@ -124,6 +124,7 @@ class RankClient:
     has_spans: bool
     """Whether each of them is marked; if not, they are only counted."""
     _is_in_span: bool
+    """Whether one of them has begun and not ended."""
     _begins: Marks
     _ends: Marks
     """What marks their begins and ends."""
@@ -431,7 +432,7 @@ class RankClient:
     def _begin_spans(self, ended: _Ended | None, begun_ns: int) -> bool:
         """Begin iterations that are recorded as one with the times of each; return False if there are too few of them.
 
-        A clock that stays in force is requested once in them.
+        A clock that stays in force is requested in one of every so many.
         """
         reporter, times_s = self._reporter, self._timed.times_s
         num_plain = self._plain_until - self._iteration_index - 1
@@ -485,11 +486,11 @@ class RankClient:
 
     def begin_next(self, *, is_first: bool = False) -> bool:
         """Begin an iteration of those that are recorded as one; False if `begin_iteration` has to end them."""
+        if self.num_tokens != self._usual_num_tokens or (self.has_spans and self._plans.has_news and not is_first):
+            return False
         if not self.has_spans:
             self.num_left -= 1
             return True
-        if self._plans.has_news and not is_first:
-            return False
         self._span = number = self._num_together - self.num_left
         self.num_left -= 1
         self.due, self._is_in_span = self._due_next, True

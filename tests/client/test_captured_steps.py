@@ -65,7 +65,6 @@ class CapturedProgram:
             self.step(order)
 
     def replay(self) -> None:
-        """Replay the step and wait for its end."""
         self.graph.replay()
         self.stream.synchronize()
 
@@ -80,7 +79,6 @@ class CapturedProgram:
         raise TimeoutError
 
     def close(self) -> None:
-        """End everything."""
         self.rank.leave()
         self.stream.close()
         self.host.close()

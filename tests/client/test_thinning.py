@@ -287,21 +287,20 @@ def test_iterations_under_a_new_plan_are_timed_and_no_request_is_left_out(rank: 
     assert [sent.request.sm_clock_mhz for sent in requests] == [900, 1200] * (len(under) + 1)
 
 
-@pytest.mark.parametrize("counts_down", [True, False])
+@pytest.mark.parametrize("is_quick", [True, False])
 def test_iterations_without_a_plan_are_reported_together_and_none_is_lost_or_reported_twice(
     rank: ThinnedRank,
-    counts_down: bool,  # noqa: FBT001  a parameter of the test
+    is_quick: bool,  # noqa: FBT001  a parameter of the test
 ) -> None:
+    rank.is_quick = is_quick
     rank.settle()
     start = rank.client.iteration_index
     rank.daemon.takes_together = True
     wait_until(lambda: rank.run(is_reported=False) is not None and rank.client.num_left > 0)
     first = rank.client.iteration_index
     for number in range(200):
-        if counts_down and rank.client.num_left > 1:
-            rank.client.num_left -= 1
-        else:
-            rank.run(is_reported=False)
+        rank.client.num_tokens = 7 if number == 50 else None  # for instance the last batch of an epoch
+        rank.run(is_reported=False)
         assert rank.client.iteration_index == first + number + 1
         if number == 100:
             rank.client.pause()
@@ -310,6 +309,7 @@ def test_iterations_without_a_plan_are_reported_together_and_none_is_lost_or_rep
     reports = [rank.daemon.reports.get() for _ in range(rank.daemon.reports.qsize())]
 
     assert covered(reports) == list(range(start, first + 201))
+    assert [report["iteration_index"] for report in reports if report.get("num_tokens")] == [first + 51]
     assert len([report for report in reports if report["iteration_index"] > first]) < 200 / 4
     for one, following in pairwise(reports):
         is_paused = one["iteration_index"] == first + 101
@@ -353,6 +353,10 @@ def test_iterations_under_a_settled_plan_are_reported_together_with_the_times_an
     rank.client.abandon_iteration()
     failed = rank.client.iteration_index
     wait_until(lambda: rank.run(is_reported=False) is not None and rank.client.num_left == 4)
+    rank.client.num_tokens = 7
+    rank.run(is_reported=False)
+    shorter, rank.client.num_tokens = rank.client.iteration_index, None
+    wait_until(lambda: rank.run(is_reported=False) is not None and rank.client.num_left == 4)
     ends_at = rank.client.iteration_index + 3
     rank.daemon.plans = [plan_slice(2, ends_at, [])]
     wait_until(lambda: rank.run(is_reported=False) is not None and rank.client.plan_epoch == 2)
@@ -364,6 +368,7 @@ def test_iterations_under_a_settled_plan_are_reported_together_with_the_times_an
     num_requests = 2 * (first_after - begun - 1)
 
     assert covered(reports) == [k for k in range(first_after + 1) if k != failed]
+    assert [report["iteration_index"] for report in reports if report.get("num_tokens")] == [shorter]
     assert spans
     assert all(before[1] <= after[0] <= after[1] for before, after in pairwise(spans))
     requests = [rank.daemon.clock_requests.get(timeout=WAIT_LIMIT_S) for _ in range(num_requests)]

@@ -99,20 +99,16 @@ class _Counters:
         """Do nothing: nobody asks."""
 
     def reopen(self, gpu_uuids: Collection[str]) -> tuple[GpuIdentity, ...]:  # noqa: ARG002  nobody asks
-        """Return no GPU: nobody asks."""
         return ()
 
     def identities(self) -> tuple[GpuIdentity, ...]:
-        """Return no GPU: nobody asks."""
         return ()
 
     def details(self, gpu_uuid: str) -> GpuDetails:
-        """Return nothing: nobody asks."""
         del gpu_uuid
         return GpuDetails()
 
     def observe_only_reasons(self) -> Mapping[str, str]:
-        """Return no GPU: nobody asks."""
         return {}
 
     def process_ids(self, gpu_uuid: str) -> tuple[int, ...]:
