@@ -19,6 +19,8 @@ from tests.support.fork_server import SERVER
 from tests.support.leaks import PendingTasks, leaked_since, open_resources
 from tests.support.waiting import LIMIT_S
 
+pytest_plugins = ["tests.support.forked_workers"]
+
 # As in the policy host: threads of the linear algebra libraries cost CPU time and save none on such small matrices.
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
