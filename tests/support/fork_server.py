@@ -5,6 +5,7 @@ a daemon that was started by its command. Programs that are not the daemon itsel
 except the first policy host of each daemon if the server has loaded the policies, see `forked_policy_host`.
 """
 
+import atexit
 import contextlib
 import gc
 import json
@@ -152,14 +153,18 @@ def start_servers(number: int, *, has_policies: bool) -> list[Link]:
     requests, reports = [os.pipe() for _ in range(number)], [os.pipe() for _ in range(number)]
     theirs = [end for (read, _), (_, write) in zip(requests, reports, strict=True) for end in (read, write)]
     command = [sys.executable, "-m", MODULE, *([_WITH_POLICIES] if has_policies else []), *map(str, theirs)]
-    _PROCESSES.append(subprocess.Popen(command, cwd=ROOT, pass_fds=theirs, start_new_session=True))
+    process = subprocess.Popen(command, cwd=ROOT, pass_fds=theirs, start_new_session=True)
     for end in theirs:
         os.close(end)
-    return [Link(write, read) for (_, write), (read, _) in zip(requests, reports, strict=True)]
+    links = [Link(write, read) for (_, write), (read, _) in zip(requests, reports, strict=True)]
+    atexit.register(_end, process, links)
+    return links
 
 
-_PROCESSES: list["subprocess.Popen[bytes]"] = []
-"""The processes that were started; they end by themselves."""
+def _end(process: "subprocess.Popen[bytes]", links: Sequence[Link]) -> None:
+    for link in links:
+        link.close()
+    process.wait()
 
 
 def main() -> None:

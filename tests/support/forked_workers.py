@@ -9,7 +9,6 @@ import contextlib
 import gc
 import multiprocessing
 import os
-import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -56,8 +55,6 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     try:
         for number, link in enumerate(session.config.stash[_LINKS]):
             _fork(session, workers, files, queue=queue, number=number, link=link)
-        for link in session.config.stash[_LINKS]:
-            link.close()
         reported = _hand_on_reports(session, workers, queue)
     finally:
         os.close(queue)
@@ -145,15 +142,13 @@ def _work(session: pytest.Session, items: Iterator[pytest.Item], sending: Connec
             config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             item = following
         status = 0
-    except BaseException:  # noqa: BLE001  reported here, since a worker must never return to the first process's loop
-        traceback.print_exc()
+    except BaseException:  # noqa: BLE001  sent, since a worker must never return to the first process's loop
+        sending.send(("start", traceback.format_exc(), None))
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(status)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Reporter:
     """The plugin of a worker that sends what its tests report."""
 
