@@ -3,11 +3,18 @@
 import json
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 
+from gpuenergyd.daemon.api.plugin_routes import ROUTES_GROUP
 from gpuenergyd.daemon.app import serve
-from gpuenergyd.daemon.settings import load_settings
+from gpuenergyd.daemon.settings import SERVICES_GROUP, load_settings
 from gpuenergyd.errors import GpuEnergyError
 from tests.support.forked_policy_host import fork_policy_host
+
+# What each daemon imports when it starts is imported before one is forked.
+for _group in (ROUTES_GROUP, SERVICES_GROUP):
+    for _point in entry_points(group=_group):
+        _point.load()
 
 
 def main(arguments: Sequence[str]) -> int:
