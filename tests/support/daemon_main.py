@@ -3,18 +3,17 @@
 import json
 import sys
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 
-from gpuenergyd.daemon.api.plugin_routes import ROUTES_GROUP
+from gpuenergyd.daemon.api.plugin_routes import plugin_routes
 from gpuenergyd.daemon.app import serve
-from gpuenergyd.daemon.settings import SERVICES_GROUP, load_settings
+from gpuenergyd.daemon.host_services import host_services
+from gpuenergyd.daemon.settings import load_settings
 from gpuenergyd.errors import GpuEnergyError
 from tests.support.forked_policy_host import fork_policy_host
 
 # What each daemon imports when it starts is imported before one is forked.
-for _group in (ROUTES_GROUP, SERVICES_GROUP):
-    for _point in entry_points(group=_group):
-        _point.load()
+host_services()
+plugin_routes()
 
 
 def main(arguments: Sequence[str]) -> int:
