@@ -354,19 +354,10 @@ class LargeJob:
     ) -> LargeRank:
         (gpu,) = (gpu for gpu in jobs.services.gpus if gpu.identity.index == place.tp_rank)
         registration = RankRegistration(
-            protocol_version=1,
-            job_name="large",
-            run_key=f"{place.name},run-1",
-            pp_rank=0,
-            num_pp_ranks=1,
-            dp_rank=place.dp_rank,
-            schedule_name="1f1b",
-            num_microbatches=self.size.num_microbatches,
-            num_chunks=1,
-            order=order,
-            gpu_uuid=gpu.identity.gpu_uuid,
-            is_pipeline_member=True,
-        )
+            protocol_version=1, job_name="large", run_key=f"{place.name},run-1", pp_rank=0, num_pp_ranks=1,
+            dp_rank=place.dp_rank, schedule_name="1f1b", num_microbatches=self.size.num_microbatches, num_chunks=1,
+            order=order, gpu_uuid=gpu.identity.gpu_uuid, is_pipeline_member=True,
+        )  # fmt: skip
         registered = jobs.register(registration, ME, os.pidfd_open(os.getpid()))
         runner = jobs.runner(registered.job_id)
         assert runner is not None
