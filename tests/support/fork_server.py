@@ -148,12 +148,13 @@ class ForkServer:
 SERVER = ForkServer()
 
 
-def start_servers(number: int, *, has_policies: bool) -> list[Link]:
-    """Start servers, forks of one process that imports everything once."""
+def start_servers(number: int, *, has_policies: bool, output: Path | None = None) -> list[Link]:
+    """Start servers, forks of one process that imports everything once; `output` gets what they and theirs print."""
     requests, reports = [os.pipe() for _ in range(number)], [os.pipe() for _ in range(number)]
     theirs = [end for (read, _), (_, write) in zip(requests, reports, strict=True) for end in (read, write)]
     command = [sys.executable, "-m", MODULE, *([_WITH_POLICIES] if has_policies else []), *map(str, theirs)]
-    process = subprocess.Popen(command, cwd=ROOT, pass_fds=theirs, start_new_session=True)
+    with contextlib.nullcontext() if output is None else output.open("wb") as file:
+        process = subprocess.Popen(command, cwd=ROOT, pass_fds=theirs, stderr=file, start_new_session=True)
     for end in theirs:
         os.close(end)
     links = [Link(write, read) for (_, write), (read, _) in zip(requests, reports, strict=True)]

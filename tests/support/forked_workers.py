@@ -41,7 +41,10 @@ def _has_workers(config: pytest.Config) -> bool:
 def pytest_collection(session: pytest.Session) -> None:
     """Start what forks the workers' daemons: it loads its modules during the collection."""
     if _has_workers(session.config):
-        session.config.stash[_LINKS] = start_servers(session.config.option.workers, has_policies=SERVER.has_policies)
+        output = session.config._tmp_path_factory.getbasetemp() / "fork-servers"  # type: ignore[attr-defined]
+        session.config.stash[_LINKS] = start_servers(
+            session.config.option.workers, has_policies=SERVER.has_policies, output=output
+        )
 
 
 @pytest.hookimpl(tryfirst=True)
