@@ -358,7 +358,7 @@ class LargeJob:
             dp_rank=place.dp_rank, schedule_name="1f1b", num_microbatches=self.size.num_microbatches, num_chunks=1,
             order=order, gpu_uuid=gpu.identity.gpu_uuid, is_pipeline_member=True,
         )  # fmt: skip
-        registered = jobs.register(registration, ME, os.pidfd_open(os.getpid()))
+        registered = jobs.register(registration, ME, os.pidfd_open(ME.pid))
         runner = jobs.runner(registered.job_id)
         assert runner is not None
         client, plans = FakeClient(registered.rank_token), AgreedPlans()
@@ -379,7 +379,7 @@ class LargeJob:
                 )
                 rank.registration = replace(rank.registration, num_microbatches=num_microbatches, order=order)
                 rank.plans.clear()
-                host.members.jobs.register(rank.registration, ME, os.pidfd_open(os.getpid()))
+                host.members.jobs.register(rank.registration, ME, os.pidfd_open(ME.pid))
 
     # --- training ---
 

@@ -75,6 +75,7 @@ def write_sample_history(
 
     With a grid, a day of it passes in the job's 14 seconds, targets follow it, and days with and without gaps follow.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(_sample_history(job_name, is_measured=is_measured, has_grid=has_grid))
     return path
 

@@ -120,7 +120,7 @@ class DaemonTraining(VirtualTraining):
                 order=tuple((str(i.kind), i.microbatch_index, i.chunk_index) for i in order),
                 gpu_uuid=f"GPU-{r}",
             )
-            self._tokens.append(jobs.register(registration, ME, os.pidfd_open(os.getpid())).rank_token)
+            self._tokens.append(jobs.register(registration, ME, os.pidfd_open(ME.pid)).rank_token)
         (runner,) = jobs
         return runner
 
