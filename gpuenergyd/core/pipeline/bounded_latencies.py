@@ -41,14 +41,16 @@ def distribution_of(bounds_s: Sequence[tuple[float, float | None]]) -> LatencyDi
     if not step_s:
         return LatencyDistribution(0.0, ())
     counts = Counter(_steps(low_s, high_s, step_s) for low_s, high_s in bounds_s)
+    groups = [(first, last + 1, count) for (first, last), count in counts.items()]
     shares = [1.0 / (_NUM_STEPS + 1)] * (_NUM_STEPS + 1)
     for _ in range(_NUM_ROUNDS):
         up_to = list(accumulate(shares, initial=0.0))
         weights = [0.0] * (_NUM_STEPS + 2)  # the weight added from each step on
-        for (first, last), count in counts.items():
-            weight = count / max(up_to[last + 1] - up_to[first], _LEAST_SHARE)
+        for first, end, count in groups:
+            share = up_to[end] - up_to[first]
+            weight = count / (share if share > _LEAST_SHARE else _LEAST_SHARE)  # noqa: FURB136  a third faster than max()
             weights[first] += weight
-            weights[last + 1] -= weight
+            weights[end] -= weight
         expected = [own * weight / len(bounds_s) for own, weight in zip(shares, accumulate(weights), strict=False)]
         shares = [*_smoothed(expected[:-1]), expected[-1]]
     return LatencyDistribution(step_s, tuple(shares[:-1]))
