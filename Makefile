@@ -6,12 +6,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.gpuenergyd-installed
 RIVAL  := $(VENV)/.rival-installed
-TESTS_COMPILED := $(VENV)/.tests-compiled
 REPORT ?= gpuenergyd-demo-report.html
-# Six workers for two cores, since many tests wait for other processes; to collect the tests and to load the policies
-# takes 15 s of CPU time in each. A file runs on one worker, so that its module fixtures are set up once;
-# tests/conftest.py puts the longest files first.
-PYTEST_ARGS ?= -n 6 --dist loadfile --no-loadscope-reorder
+# Six workers for two cores, since many tests wait for other processes. A file runs in one worker, so that its module
+# fixtures are set up once; tests/conftest.py puts the longest files first.
+PYTEST_ARGS ?= --workers 6
 SAMPLE ?= 200
 SEED   ?= 1
 
@@ -51,8 +49,8 @@ pages: $(STAMP)  ## write the generated pages, pictures and figures of the docum
 docs: $(STAMP)  ## build the documentation site into build/docs/
 	$(BIN)/python -m docs.site build/docs
 
-test: $(STAMP)  ## the quick checks and the usual tests: less than 8 minutes on two cores
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync lint layers spelling $(TESTS_COMPILED)
+test: $(STAMP)  ## the quick checks and the usual tests: less than 7 minutes on two cores
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync lint layers spelling
 	@$(MAKE) --no-print-directory unit
 
 check: lint types pyright layers spelling  ## all static checks
@@ -76,21 +74,16 @@ layers: $(STAMP)  ## import-linter: the architecture's layers
 spelling: $(STAMP)  ## codespell
 	$(BIN)/codespell
 
-# Rewriting the assertions of all tests takes half a minute of CPU time: once, instead of in every worker at once.
-$(TESTS_COMPILED): $(STAMP)
-	-@$(BIN)/python -m pytest $(PYTEST_ARGS) -n 0 --collect-only -q >/dev/null
-	@touch $@
-
-unit: $(STAMP) $(TESTS_COMPILED)  ## pytest with PYTEST_ARGS, without the tests marked as thorough
+unit: $(STAMP)  ## pytest with PYTEST_ARGS, without the tests marked as thorough
 	$(BIN)/python -m pytest -m "not thorough" $(PYTEST_ARGS)
 
 # Property tests are in both runs: here with ten times as many examples.
-test-thorough: $(STAMP) $(TESTS_COMPILED)  ## the tests marked as thorough, and property tests with all their examples
+test-thorough: $(STAMP)  ## the tests marked as thorough, and property tests with all their examples
 	$(BIN)/python -m pytest -m "thorough or hypothesis" --hypothesis-profile=thorough $(PYTEST_ARGS)
 
 again: $(STAMP)  ## run the tests that have just failed once more, one at a time
 	@echo "running failed tests again, one at a time; a test that passes now is flaky: fix it" >&2
-	$(BIN)/python -m pytest -n 0 --hypothesis-profile=thorough --last-failed --last-failed-no-failures none
+	$(BIN)/python -m pytest --hypothesis-profile=thorough --last-failed --last-failed-no-failures none
 
 frameworks: $(STAMP)  ## virtual environments for the tests with training frameworks and third-party tools
 	$(BIN)/python -m tests.support.tools_environment

@@ -19,6 +19,8 @@ from tests.support.fork_server import SERVER
 from tests.support.leaks import PendingTasks, leaked_since, open_resources
 from tests.support.waiting import LIMIT_S
 
+pytest_plugins = ["tests.support.forked_workers"]
+
 # As in the policy host: threads of the linear algebra libraries cost CPU time and save none on such small matrices.
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -44,39 +46,23 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST_FILES = (
-    "trainers/test_frameworks.py",
-    "daemon/test_whole_daemon.py",
-    "systemd/test_real_systemd.py",
-    "plugins/sim/demo/test_command.py",
-    "policies/bubble_aware/test_control_loop.py",
-    "plugins/carbon/test_targets.py",
-    "plugins/prove/test_job_blocks.py",
-    "plugins/formats/test_every_page.py",
-    "project/test_names.py",
-    "gpu/test_daemon_on_nvml.py",
-    "policies/bubble_aware/test_loop_phases.py",
-    "project/test_packaging.py",
-    "policies/bubble_aware/test_reordering.py",
-    "trainers/test_torch_pipelining.py",
-    "gpu/restore/test_kill_matrix.py",
-    "plugins/plan/test_running_job.py",
-    "project/test_documents.py",
-    "plugins/carbon/test_carbon_daemon.py",
-    "tools/test_release.py",
-    "plugins/across_hosts/ranks/test_torch_across_hosts.py",
-    "gpu/worker/test_worker_faults.py",
-    "plugins/command_driver/test_driver.py",
-    "plugins/prove/test_training_blocks.py",
-    "policies/bubble_aware/test_disturbances.py",
-    "plugins/across_hosts/ranks/test_two_hosts.py",
-    "plugins/across_hosts/host/test_training_budget.py",
-    "store/writing/test_kills.py",
-    "trainers/test_parallel_phases.py",
-    "plugins/across_hosts/ranks/test_virtual_stragglers.py",
-    "plugins/across_hosts/host/test_batch_ramp_up.py",
-    "policies/bubble_aware/test_past_jobs.py",
+    "trainers/test_frameworks.py", "daemon/test_whole_daemon.py", "systemd/test_real_systemd.py",
+    "plugins/sim/demo/test_command.py", "policies/bubble_aware/test_control_loop.py",
+    "plugins/carbon/test_targets.py", "plugins/carbon/policy/test_forecast.py", "plugins/prove/test_job_blocks.py",
+    "plugins/formats/test_every_page.py", "project/test_names.py", "gpu/test_daemon_on_nvml.py",
+    "benchmarks/test_host_bound.py", "gpu/worker/threads/test_kept_clocks.py",
+    "policies/bubble_aware/test_loop_phases.py", "project/test_packaging.py",
+    "policies/bubble_aware/test_reordering.py", "trainers/test_torch_pipelining.py",
+    "gpu/restore/test_kill_matrix.py", "plugins/plan/test_running_job.py", "project/test_documents.py",
+    "plugins/carbon/test_carbon_daemon.py", "tools/test_release.py",
+    "plugins/across_hosts/ranks/test_torch_across_hosts.py", "gpu/worker/test_worker_faults.py",
+    "plugins/command_driver/test_driver.py", "plugins/prove/test_training_blocks.py",
+    "policies/bubble_aware/test_disturbances.py", "plugins/across_hosts/ranks/test_two_hosts.py",
+    "plugins/across_hosts/host/test_training_budget.py", "store/writing/test_kills.py",
+    "trainers/test_parallel_phases.py", "plugins/across_hosts/ranks/test_virtual_stragglers.py",
+    "plugins/across_hosts/host/test_batch_ramp_up.py", "policies/bubble_aware/test_past_jobs.py",
     "gpu/test_demo_on_nvml.py",
-)
+)  # fmt: skip
 """Files that take more than 10 s, of the usual run and then of the thorough one, longest first: begun last, one of them
 would keep one worker busy alone."""
 

@@ -29,7 +29,7 @@ from tools.quality.twin import make_twin
 
 FOLDER = ROOT / "build" / "coverage"
 WITHOUT_NUMBA = ("tests/policies/planning",)
-PARALLEL = ("-n", "2", "--dist", "worksteal")
+PARALLEL = ("--workers", "2")
 
 
 def main() -> int:

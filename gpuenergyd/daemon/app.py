@@ -48,7 +48,6 @@ from gpuenergyd.daemon.runtime.process_tuning import limit_malloc_to_one_arena, 
 from gpuenergyd.daemon.runtime.sleep_watch import SleepWatch
 from gpuenergyd.daemon.settings import SIMULATED, Processes, Settings
 from gpuenergyd.errors import GpuEnergyError, GpuError, UnknownPolicyError
-from gpuenergyd.gpu.drivers.opening import check_driver
 from gpuenergyd.gpu.link.client import WorkerLost
 from gpuenergyd.gpu.link.messages import (
     ClockChangeReport,
@@ -376,7 +375,7 @@ def serve(
 
     Raises:
         UnknownPolicyError: the default policy is not installed, or it is a plugin that cannot be imported.
-        UsageError: the driver is not installed, or a group or user of the settings does not exist.
+        UsageError: a group or user of the settings does not exist.
         GpuEnergyError: another daemon runs in the same folder, or a socket cannot be created.
     """
     limit_malloc_to_one_arena()
@@ -385,7 +384,6 @@ def serve(
         log.warning("%s", settings.mode_note)
     if os.geteuid() == 0 and settings.processes is Processes.CHILDREN and settings.driver != SIMULATED:
         log.warning("%s", _PLUGINS_ARE_ROOT)
-    check_driver(settings.driver)
     check_policy_name(settings.policy)
     for name in settings.policy_options:
         check_policy_name(name)

@@ -58,19 +58,10 @@ class Diagnosis:
 def diagnose(facts: HostFacts) -> tuple[Diagnosis, ...]:
     """Return the results of all checks in the order of `Subject`."""
     found = [
-        *_settings(facts),
-        *_driver(facts),
-        *_permissions(facts),
-        *_persistence_mode(facts),
-        *_clocks(facts),
-        *_socket(facts),
-        *_daemon(facts),
-        *_database(facts),
-        *_disk(facts),
-        *_time(facts),
-        *_carbon(facts),
+        *_settings(facts), *_driver(facts), *_permissions(facts), *_persistence_mode(facts), *_clocks(facts),
+        *_socket(facts), *_daemon(facts), *_database(facts), *_disk(facts), *_time(facts), *_carbon(facts),
         *_units(facts),
-    ]
+    ]  # fmt: skip
     return tuple(found)
 
 

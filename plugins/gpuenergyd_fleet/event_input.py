@@ -170,16 +170,10 @@ def _event(
     if given["unit"] not in set(LoadUnit):
         raise UsageError(f"unit {given['unit']!r:.20}; valid: {', '.join(LoadUnit)}")
     event = GridEvent(
-        event_id=given["event_id"],
-        start_s=_instant("start", given["start"]),
-        end_s=_instant("end", given["end"]),
-        value=_number(given["value"]),
-        unit=LoadUnit(given["unit"]),
-        reason=given.get("reason", ""),
-        is_cancelled=is_cancelled,
-        issued_s=issued_s,
-        source=source,
-    )
+        event_id=given["event_id"], start_s=_instant("start", given["start"]), end_s=_instant("end", given["end"]),
+        value=_number(given["value"]), unit=LoadUnit(given["unit"]), reason=given.get("reason", ""),
+        is_cancelled=is_cancelled, issued_s=issued_s, source=source,
+    )  # fmt: skip
     if (problem := event_problem(event, now_s)) is not None:
         raise UsageError(problem)
     return event

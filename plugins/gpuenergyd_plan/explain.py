@@ -57,16 +57,10 @@ def explain(  # noqa: PLR0913  each option is a parameter
     warn_of_large_slowdown(slowdown)
     planner = load_planner(policy)
     own = PlanOptions(
-        schedule=schedule,
-        order=order,
-        microbatches=microbatches,
-        chunks=chunks,
-        extra_inflight=extra_inflight,
-        slowdown=slowdown,
-        target_s=target_s,
-        blocking_power_w=blocking_power_w,
+        schedule=schedule, order=order, microbatches=microbatches, chunks=chunks, extra_inflight=extra_inflight,
+        slowdown=slowdown, target_s=target_s, blocking_power_w=blocking_power_w,
         communication_latency_s=communication_latency_s,
-    )
+    )  # fmt: skip
     if job is not None:
         names = [*([str(file)] if file is not None else []), *(instructions or [])]
         return _explain_job(running_job_input(job, socket, own), planner, names, as_json=as_json)

@@ -18,34 +18,12 @@ EXAMPLES = [
     if command.name.split()[-1] not in TYPERS_OWN
 ]
 LEFT_TO_TYPER = [
-    "report --help",
-    "report -h",
-    "report --nope",
-    "report extra",
-    "report --since",
-    "report --since=1d",
-    "report --job --json",
-    "report --json=1",
-    "otlp --protocol pdf",
-    "report --price-per-kwh -1",
-    "report --price-per-kwh nan",
-    "report --price-per-kwh dear",
-    "report --price-per-kwh 1e999",
-    "report --",
-    "lock",
-    "lock 0 0",
-    "lock 0 12.5",
-    "plan a.csv b.csv",
-    "plan a.csv --microbatches many",
-    "fleet",
-    "fleet nope",
-    "fleet --help",
-    "nope",
-    "--version",
-    "prove train.py",
-    "run train.py",
-    "",
-]
+    "report --help", "report -h", "report --nope", "report extra", "report --since", "report --since=1d",
+    "report --job --json", "report --json=1", "otlp --protocol pdf", "report --price-per-kwh -1",
+    "report --price-per-kwh nan", "report --price-per-kwh dear", "report --price-per-kwh 1e999", "report --", "lock",
+    "lock 0 0", "lock 0 12.5", "plan a.csv b.csv", "plan a.csv --microbatches many", "fleet", "fleet nope",
+    "fleet --help", "nope", "--version", "prove train.py", "run train.py", "",
+]  # fmt: skip
 
 
 def parsed_by_typer(text: str) -> dict[str, Any]:

@@ -39,14 +39,9 @@ class CapturedProgram:
         self.device = SimulatedDevice(self.stream)
         self.graph = SimulatedGraph(self.device, self.stream)
         description = RankDescription(
-            job_name="captured",
-            run_key="r",
-            gpu_uuid=gpu_uuid,
-            schedule_name="1f1b",
-            num_microbatches=2,
-            allow_reorder=True,
-            reorder_refusal="",
-        )
+            job_name="captured", run_key="r", gpu_uuid=gpu_uuid, schedule_name="1f1b", num_microbatches=2,
+            allow_reorder=True, reorder_refusal="",
+        )  # fmt: skip
         self.recorder = DeviceRecorder(self.device, 9)
         self.client = RankClient(description, socket_path=daemon.socket_path, timer=self.recorder)
         self.rank = OrderedRank(self.client, expected_order=expected_order, log_name="rank 0")

@@ -39,18 +39,10 @@ UUID = "GPU-51a00000-0000-4000-8000-000000070002"
 @pytest.mark.parametrize(
     ("visible", "gpu_uuid"),
     [
-        (UUID, UUID),
-        ("0", ""),
-        ("1,0", ""),
-        (f"{UUID},0", ""),
-        ("GPU-51a0", ""),
-        ("MIG-51a0", ""),
-        ("", None),
-        ("-1", None),
-        ("NoDevFiles", None),
-        ("none,0", None),
+        (UUID, UUID), ("0", ""), ("1,0", ""), (f"{UUID},0", ""), ("GPU-51a0", ""), ("MIG-51a0", ""), ("", None),
+        ("-1", None), ("NoDevFiles", None), ("none,0", None),
     ],
-)
+)  # fmt: skip
 def test_without_torch_the_gpu_is_what_cuda_shows_to_the_process(
     visible: str, gpu_uuid: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

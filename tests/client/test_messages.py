@@ -117,18 +117,9 @@ class ReportingRank:
     def __init__(self, daemon: FakeDaemon) -> None:
         self.now_s = 1000.0
         registration = RankRegistration(
-            protocol_version=PROTOCOL_VERSION,
-            job_name="gpt",
-            run_key="1",
-            pp_rank=2,
-            num_pp_ranks=4,
-            dp_rank=0,
-            schedule_name="1f1b",
-            num_microbatches=1,
-            num_chunks=1,
-            order=(("F", 0, 0),),
-            gpu_uuid="GPU-1",
-        )
+            protocol_version=PROTOCOL_VERSION, job_name="gpt", run_key="1", pp_rank=2, num_pp_ranks=4, dp_rank=0,
+            schedule_name="1f1b", num_microbatches=1, num_chunks=1, order=(("F", 0, 0),), gpu_uuid="GPU-1",
+        )  # fmt: skip
         self._timer = IdleTimer()
         self.reporter = Reporter(
             registration,

@@ -28,15 +28,9 @@ def gpu() -> Gpu:
 
 def sample(mono_ns: int, total_energy_j: float) -> GpuSample:
     return GpuSample(
-        gpu_uuid="GPU-a",
-        read_mono_ns=mono_ns,
-        power_w=100.0,
-        total_energy_j=total_energy_j,
-        energy_edge_mono_ns=mono_ns,
-        sm_clock_mhz=1410,
-        temperature_celsius=40.0,
-        is_power_capped=False,
-    )
+        gpu_uuid="GPU-a", read_mono_ns=mono_ns, power_w=100.0, total_energy_j=total_energy_j,
+        energy_edge_mono_ns=mono_ns, sm_clock_mhz=1410, temperature_celsius=40.0, is_power_capped=False,
+    )  # fmt: skip
 
 
 @pytest.mark.fault(26)

@@ -49,17 +49,9 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install the wheel alone into a folder of its own."""
     target = tmp_path_factory.mktemp("installed")
     pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--target",
-        str(target),
+        sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target),
         str(wheel),
-    ]
+    ]  # fmt: skip
     subprocess.run(pip, check=True, capture_output=True)
     return target
 
@@ -210,16 +202,9 @@ def test_a_stranger_checks_a_proof_without_network_home_or_checkout(installed: P
     proved(proof, VirtualTraining(seed=5))
     libraries = Path(sysconfig.get_path("purelib"))
     seen = [
-        "--ro-bind",
-        str(installed),
-        "/wheel",
-        "--ro-bind",
-        str(libraries),
-        "/libraries",
-        "--bind",
-        str(proof),
+        "--ro-bind", str(installed), "/wheel", "--ro-bind", str(libraries), "/libraries", "--bind", str(proof),
         "/proof",
-    ]
+    ]  # fmt: skip
     seen += [] if base.is_relative_to("/usr") else ["--ro-bind", str(base), str(base)]
 
     def check() -> dict[str, Any]:

@@ -33,14 +33,9 @@ def uneven_pipeline(
 ) -> VirtualTraining:
     """Return a noisy pipeline whose last stage is the slowest."""
     return VirtualTraining(
-        PIPELINE,
-        a100_stages(UNEVEN, scale=scale),
-        ReferencePolicy(),
-        max_slowdown_ratio=max_slowdown_ratio,
-        noise_ratio=0.002,
-        energy_noise_ratio=0.01,
-        slow_factor_when_tuned=slow_factor_when_tuned,
-    )
+        PIPELINE, a100_stages(UNEVEN, scale=scale), ReferencePolicy(), max_slowdown_ratio=max_slowdown_ratio,
+        noise_ratio=0.002, energy_noise_ratio=0.01, slow_factor_when_tuned=slow_factor_when_tuned,
+    )  # fmt: skip
 
 
 def plain_loop(max_slowdown_ratio: float) -> VirtualTraining:

@@ -43,18 +43,10 @@ class CarbonHost:
         (folder / "config.toml").touch()
         begin_at = FIRST_AT + HISTORY_DAYS * 24 * HOUR
         settings = load_settings(
-            folder / "config.toml",
-            driver="simulated",
-            world_path=folder / "world",
-            runtime_dir=folder,
-            state_dir=folder,
-            target="carbon",
-            carbon_signal=str(path),
-            carbon_replay_from=begin_at,
-            carbon_replay_hour_s=hour_s,
-            carbon_window_h=window_h,
-            carbon_host_power_w=HOST_POWER_W,
-        )
+            folder / "config.toml", driver="simulated", world_path=folder / "world", runtime_dir=folder,
+            state_dir=folder, target="carbon", carbon_signal=str(path), carbon_replay_from=begin_at,
+            carbon_replay_hour_s=hour_s, carbon_window_h=window_h, carbon_host_power_w=HOST_POWER_W,
+        )  # fmt: skip
         self.policy, self.history, self._leader = policy, KeptRecords(), leader
         grid = GridClock(begun_at or now(), begin_at, hour_s)
         self.feed = CarbonFeed(settings, grid, self.history, now)

@@ -4,10 +4,16 @@ import json
 import sys
 from collections.abc import Sequence
 
+from gpuenergyd.daemon.api.plugin_routes import plugin_routes
 from gpuenergyd.daemon.app import serve
+from gpuenergyd.daemon.host_services import host_services
 from gpuenergyd.daemon.settings import load_settings
 from gpuenergyd.errors import GpuEnergyError
 from tests.support.forked_policy_host import fork_policy_host
+
+# What each daemon imports when it starts is imported before one is forked.
+host_services()
+plugin_routes()
 
 
 def main(arguments: Sequence[str]) -> int:

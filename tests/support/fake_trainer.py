@@ -54,20 +54,11 @@ def run_rank(options: argparse.Namespace, pp_rank: int, stage_rank: int, pipes: 
     )
     slow_while: Path | None = options.slow_while if options.replica == options.replicas - 1 else None
     rank = RankDescription(
-        job_name=options.job,
-        run_key=options.run_key,
-        gpu_uuid=gpu_uuid,
-        schedule_name="1f1b",
-        num_microbatches=options.microbatches,
-        pp_rank=pp_rank,
-        dp_rank=options.replica,
-        num_pp_ranks=options.ranks,
-        stage_rank=stage_rank,
-        num_stage_ranks=options.stage_ranks,
-        framework="fake",
-        policy=options.policy,
+        job_name=options.job, run_key=options.run_key, gpu_uuid=gpu_uuid, schedule_name="1f1b",
+        num_microbatches=options.microbatches, pp_rank=pp_rank, dp_rank=options.replica, num_pp_ranks=options.ranks,
+        stage_rank=stage_rank, num_stage_ranks=options.stage_ranks, framework="fake", policy=options.policy,
         max_slowdown_ratio=options.max_slowdown,
-    )
+    )  # fmt: skip
     rows = [(str(i.kind), i.microbatch_index, i.chunk_index) for i in order]
     client = RankClient(rank, order=rows, socket_path=str(options.socket))
     is_agreed_last = False

@@ -5,6 +5,7 @@ a daemon that was started by its command. Programs that are not the daemon itsel
 except the first policy host of each daemon if the server has loaded the policies, see `forked_policy_host`.
 """
 
+import atexit
 import contextlib
 import gc
 import json
@@ -74,30 +75,44 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Two pipes to a fork server: the ends of the test process."""
+
+    requests: int
+    reports: int
+
+    def close(self) -> None:
+        """Leave the server, which then ends if no other process has these ends."""
+        os.close(self.requests)
+        os.close(self.reports)
+
+
 @dataclass(slots=True)
 class ForkServer:
     """The client side: one server per test process, started by the first request."""
 
     has_policies: bool = False
     """Whether the server loads the policies, too. Benchmarks do not: a first plan includes that time."""
+    pid: int | None = None
+    """The server's process id; None before the first request."""
     statuses: dict[int, int] = field(default_factory=dict)
     """Exit statuses that nobody has asked for yet, by pid."""
-    _process: "subprocess.Popen[bytes] | None" = None
+    _link: Link | None = None
     _started: list[int] = field(default_factory=list)
     """Pids of forked processes whose number has arrived, oldest first."""
     _received: bytes = b""
 
-    @property
-    def pid(self) -> int | None:
-        """The server's process id; None before the first request."""
-        return None if self._process is None else self._process.pid
+    def connect(self, link: Link) -> None:
+        """Use a server that was started for this process."""
+        self._link = link
 
     def fork(
         self, module: str, arguments: Sequence[str], *, log: Path | None = None, is_session_leader: bool = False
     ) -> ForkedProcess:
         """Run `main(arguments)` of a preloaded module in a new process, in the environment and folder of this one."""
-        process = self._running()
-        assert process.stdin is not None
+        if self._link is None:
+            [self._link] = start_servers(1, has_policies=self.has_policies)
         request = {
             "module": module,
             "arguments": list(arguments),
@@ -106,54 +121,84 @@ class ForkServer:
             "environment": dict(os.environ),
             "folder": str(Path.cwd()),
         }
-        process.stdin.write(json.dumps(request).encode() + b"\n")
-        process.stdin.flush()
+        os.write(self._link.requests, json.dumps(request).encode() + b"\n")
         while not self._started:
             self.collect(None)
         return ForkedProcess(self, self._started.pop())
 
     def collect(self, timeout_s: float | None) -> None:
         """Read what the server reports; wait for a first report up to the timeout."""
-        process = self._process
-        assert process is not None
-        assert process.stdout is not None
-        while select.select([process.stdout], [], [], timeout_s)[0]:
-            chunk = os.read(process.stdout.fileno(), 65536)
+        assert self._link is not None
+        while select.select([self._link.reports], [], [], timeout_s)[0]:
+            chunk = os.read(self._link.reports, 65536)
             if not chunk:
                 raise RuntimeError("the fork server has ended; its last output tells why")
             *lines, self._received = (self._received + chunk).split(b"\n")
             for line in lines:
                 report: dict[str, int] = json.loads(line)
-                if "status" in report:
+                if "server" in report:
+                    self.pid = report["server"]
+                elif "status" in report:
                     self.statuses[report["pid"]] = report["status"]
                 else:
                     self._started.append(report["pid"])
             timeout_s = 0.0
 
-    def _running(self) -> "subprocess.Popen[bytes]":
-        if self._process is None or self._process.poll() is not None:
-            command = [sys.executable, "-m", MODULE, *([_WITH_POLICIES] if self.has_policies else [])]
-            pipe = subprocess.PIPE
-            self._process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, start_new_session=True)
-        return self._process
-
 
 SERVER = ForkServer()
 
 
-def serve() -> None:
-    """Fork for each request on standard input; report pids and exit statuses on standard output.
+def start_servers(number: int, *, has_policies: bool, output: Path | None = None) -> list[Link]:
+    """Start servers, forks of one process that imports everything once; `output` gets what they and theirs print."""
+    requests, reports = [os.pipe() for _ in range(number)], [os.pipe() for _ in range(number)]
+    theirs = [end for (read, _), (_, write) in zip(requests, reports, strict=True) for end in (read, write)]
+    command = [sys.executable, "-m", MODULE, *([_WITH_POLICIES] if has_policies else []), *map(str, theirs)]
+    with contextlib.nullcontext() if output is None else output.open("wb") as file:
+        process = subprocess.Popen(command, cwd=ROOT, pass_fds=theirs, stderr=file, start_new_session=True)
+    for end in theirs:
+        os.close(end)
+    links = [Link(write, read) for (_, write), (read, _) in zip(requests, reports, strict=True)]
+    atexit.register(_end, process, links)
+    return links
 
-    At the end of its input, which is the end of the test process however that came about, it ends what it has forked.
-    """
+
+def _end(process: "subprocess.Popen[bytes]", links: Sequence[Link]) -> None:
+    for link in links:
+        link.close()
+    process.wait()
+
+
+def main() -> None:
+    """Import everything, then serve on each pair of pipes, in a process of its own where there are several."""
     mains: Mapping[str, Callable[[Sequence[str]], int]] = {name: import_module(name).main for name in _PRELOADED}
     if _WITH_POLICIES in sys.argv:
         import_module(_POLICIES).load_policies()
     gc.collect()
     gc.freeze()  # a collection in a forked process would copy the pages of all these objects
-    requests, reports = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
+    ends = [int(argument) for argument in sys.argv[1:] if argument != _WITH_POLICIES]
+    pairs = list(zip(ends[::2], ends[1::2], strict=True))
+    for requests, reports in pairs:
+        if len(pairs) == 1 or os.fork() == 0:
+            for end in set(ends) - {requests, reports}:
+                os.close(end)
+            serve(mains, requests, reports)
+            return
+    for end in ends:
+        os.close(end)
+    for _ in pairs:
+        os.wait()
+
+
+def serve(mains: Mapping[str, Callable[[Sequence[str]], int]], requests: int, reports: int) -> None:
+    """Fork for each request; report pids and exit statuses.
+
+    At the end of the requests, which is the end of the test process however that came about, it ends what it has
+    forked.
+    """
+    with contextlib.suppress(BrokenPipeError):  # the test process has ended meanwhile
+        _report(reports, {"server": os.getpid()})
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
@@ -228,4 +273,4 @@ def _run(main: Callable[[Sequence[str]], int], request: Mapping[str, Any]) -> No
 
 
 if __name__ == "__main__":
-    serve()
+    main()

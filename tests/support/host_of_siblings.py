@@ -37,7 +37,7 @@ class HostOfSiblings:
             "gpu_uuid": f"GPU-{tp_rank}",
             "is_pipeline_member": True,
         }
-        registered = self.stage.jobs.register(RankRegistration(**(fields | changes)), ME, os.pidfd_open(os.getpid()))
+        registered = self.stage.jobs.register(RankRegistration(**(fields | changes)), ME, os.pidfd_open(ME.pid))
         return registered.rank_token
 
     def ask(self, token: str, tp_rank: int, *, run: str = "run", num_pp_ranks: int = 1, **changes: Any) -> MemberReply:

@@ -36,6 +36,7 @@ CLOCKS_MHZ = (1410, 1200, 900)
 DEFAULT_LIMIT_W = 400.0
 SCHEDULE = one_forward_one_backward(2, 2)
 ME = PeerCredentials(os.getpid(), os.geteuid(), os.getegid())
+"""A process that outlives the tests: this one, or that which has forked it."""
 
 
 @dataclass
@@ -216,7 +217,7 @@ class Stage:
     def join(self) -> str:
         """Register both ranks; return the job's id."""
         for pp_rank in range(2):
-            registered = self.jobs.register(registration(pp_rank), ME, os.pidfd_open(os.getpid()))
+            registered = self.jobs.register(registration(pp_rank), ME, os.pidfd_open(ME.pid))
             self.tokens.append(registered.rank_token)
         return registered.job_id
 

@@ -354,20 +354,11 @@ class LargeJob:
     ) -> LargeRank:
         (gpu,) = (gpu for gpu in jobs.services.gpus if gpu.identity.index == place.tp_rank)
         registration = RankRegistration(
-            protocol_version=1,
-            job_name="large",
-            run_key=f"{place.name},run-1",
-            pp_rank=0,
-            num_pp_ranks=1,
-            dp_rank=place.dp_rank,
-            schedule_name="1f1b",
-            num_microbatches=self.size.num_microbatches,
-            num_chunks=1,
-            order=order,
-            gpu_uuid=gpu.identity.gpu_uuid,
-            is_pipeline_member=True,
-        )
-        registered = jobs.register(registration, ME, os.pidfd_open(os.getpid()))
+            protocol_version=1, job_name="large", run_key=f"{place.name},run-1", pp_rank=0, num_pp_ranks=1,
+            dp_rank=place.dp_rank, schedule_name="1f1b", num_microbatches=self.size.num_microbatches, num_chunks=1,
+            order=order, gpu_uuid=gpu.identity.gpu_uuid, is_pipeline_member=True,
+        )  # fmt: skip
+        registered = jobs.register(registration, ME, os.pidfd_open(ME.pid))
         runner = jobs.runner(registered.job_id)
         assert runner is not None
         client, plans = FakeClient(registered.rank_token), AgreedPlans()
@@ -388,7 +379,7 @@ class LargeJob:
                 )
                 rank.registration = replace(rank.registration, num_microbatches=num_microbatches, order=order)
                 rank.plans.clear()
-                host.members.jobs.register(rank.registration, ME, os.pidfd_open(os.getpid()))
+                host.members.jobs.register(rank.registration, ME, os.pidfd_open(ME.pid))
 
     # --- training ---
 

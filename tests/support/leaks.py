@@ -1,6 +1,7 @@
 """Finds what a test leaves behind: child processes, threads, sockets and asyncio tasks."""
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Coroutine, Mapping
@@ -63,13 +64,12 @@ def leaked_since(before: Mapping[str, str]) -> list[str]:
 
 def _sockets() -> dict[str, str]:
     found: dict[str, str] = {}
-    for descriptor in Path("/proc/self/fd").iterdir():
-        try:
-            target = str(descriptor.readlink())
-        except OSError:  # closed meanwhile
-            continue
-        if target.startswith("socket:"):
-            found[target] = f"file descriptor {descriptor.name}"
+    with os.scandir("/proc/self/fd") as descriptors:
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                target = os.readlink(descriptor)  # noqa: PTH115  twice in each test, and faster
+                if target.startswith("socket:"):
+                    found[target] = f"file descriptor {descriptor.name}"
     return found
 
 

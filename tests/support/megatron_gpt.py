@@ -58,25 +58,13 @@ def gpt_config(*, num_layers: int, **settings: Any) -> Any:
     from megatron.core.transformer.transformer_config import TransformerConfig  # type: ignore[import-not-found]  # noqa: PLC0415
 
     return TransformerConfig(
-        num_layers=num_layers,
-        hidden_size=_WIDTH,
-        num_attention_heads=2,
-        num_moe_experts=_EXPERTS,
-        expert_model_parallel_size=EXPERT_RANKS,
-        moe_token_dispatcher_type="alltoall",
-        moe_router_load_balancing_type="none",
-        overlap_moe_expert_parallel_comm=True,
-        bf16=True,
-        params_dtype=torch.bfloat16,
-        use_cpu_initialization=True,
-        add_bias_linear=False,
-        attention_dropout=0.0,
-        hidden_dropout=0.0,
-        bias_dropout_fusion=False,
-        masked_softmax_fusion=False,
-        gradient_accumulation_fusion=False,
-        **settings,
-    )
+        num_layers=num_layers, hidden_size=_WIDTH, num_attention_heads=2, num_moe_experts=_EXPERTS,
+        expert_model_parallel_size=EXPERT_RANKS, moe_token_dispatcher_type="alltoall",
+        moe_router_load_balancing_type="none", overlap_moe_expert_parallel_comm=True, bf16=True,
+        params_dtype=torch.bfloat16, use_cpu_initialization=True, add_bias_linear=False, attention_dropout=0.0,
+        hidden_dropout=0.0, bias_dropout_fusion=False, masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False, **settings,
+    )  # fmt: skip
 
 
 def make_gpt_chunk(config: Any, state: Any, gpu: Work, vp_stage: int | None) -> Any:

@@ -255,15 +255,9 @@ def run_lightning(gpu: SimulatedGpu, num_iterations: int) -> None:
     rows = Rows(num_iterations * _BATCH * int(os.environ["WORLD_SIZE"]))
     loader = torch.utils.data.DataLoader(rows, batch_size=_BATCH, collate_fn=SlowBatch(gpu))
     trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=int(os.environ["WORLD_SIZE"]),
-        strategy="ddp",
-        max_steps=num_iterations,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+        accelerator="cpu", devices=int(os.environ["WORLD_SIZE"]), strategy="ddp", max_steps=num_iterations,
+        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
     trainer.fit(Module(), loader)
 
 

@@ -78,7 +78,7 @@ class ReorderedPipeline(VirtualPipeline):
             num_chunks=1, order=order, gpu_uuid=gpu.identity.gpu_uuid, is_pipeline_member=True, allow_reorder=True,
             reorder_refusal="",
         )  # fmt: skip
-        registered = jobs.register(registration, ME, os.pidfd_open(os.getpid()))
+        registered = jobs.register(registration, ME, os.pidfd_open(ME.pid))
         runner = jobs.runner(registered.job_id)
         assert runner is not None
         runner.job.knowledge.reordering.record_stage(0, ROOMY)

@@ -3,7 +3,9 @@
 import random
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from gpuenergyd.core.carbon.intensity import EmissionFactor, IntensityBasis, SampleStatus, SignalKind
 from gpuenergyd.core.measurement.telemetry import ObservedSpan
@@ -18,6 +20,7 @@ from gpuenergyd.store.records import (
     JobRecord,
     PlanRecord,
     RankRecord,
+    Record,
     RollupRecord,
     TargetRecord,
 )
@@ -72,77 +75,63 @@ def write_sample_history(
 
     With a grid, a day of it passes in the job's 14 seconds, targets follow it, and days with and without gaps follow.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(_sample_history(job_name, is_measured=is_measured, has_grid=has_grid))
+    return path
+
+
+@cache
+def _sample_history(job_name: str, *, is_measured: bool, has_grid: bool) -> bytes:
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "history.sqlite3")
+        writer = HistoryWriter(path, WriterOptions(batch_s=0.01))
+        writer.start()
+        for record in _records(job_name, is_measured=is_measured, has_grid=has_grid):
+            writer.write(record)
+        assert writer.flush(10.0)
+        writer.close()
+        return path.read_bytes()
+
+
+def _records(job_name: str, *, is_measured: bool, has_grid: bool) -> Iterator[Record]:
     noise = random.Random(7)
-    writer = HistoryWriter(path, WriterOptions(batch_s=0.01))
-    writer.start()
     job_id = f"{job_name}-1"
-    writer.write(
-        JobRecord(
-            job_id,
-            job_name,
-            "run-1",
-            0,
-            "bubble-aware",
-            "1f1b",
-            "torch",
-            True,
-            NUM_RANKS,
-            NUM_MICROBATCHES,
-            0.0,
-            0,
-            START,
-            tags=TAGS,
-        )
-    )
+    yield JobRecord(
+        job_id, job_name, "run-1", 0, "bubble-aware", "1f1b", "torch", True, NUM_RANKS, NUM_MICROBATCHES, 0.0, 0, START,
+        tags=TAGS,
+    )  # fmt: skip
     for rank in range(NUM_RANKS):
-        writer.write(RankRecord(job_id, rank, f"GPU-{rank}", "A100", 100 + rank, 0, START))
-    writer.write(PlanRecord(job_id, 1, PROFILE, START + timedelta(seconds=4), 8))
-    writer.write(PlanRecord(job_id, 2, TUNED, START + timedelta(seconds=6), 12))
+        yield RankRecord(job_id, rank, f"GPU-{rank}", "A100", 100 + rank, 0, START)
+    yield PlanRecord(job_id, 1, PROFILE, START + timedelta(seconds=4), 8)
+    yield PlanRecord(job_id, 2, TUNED, START + timedelta(seconds=6), 12)
+    usual, slow = spans(is_tuned=False), spans(is_tuned=True)
     for index in range(28):
         plan = None if index < 8 or index in {16, 17, 22, 23} else PROFILE if index < 12 else TUNED
         energy_j = {None: 100.0, PROFILE: 95.0, TUNED: 82.0}[plan] + noise.gauss(0.0, 0.2)
-        writer.write(
-            IterationRecord(
-                job_id,
-                index,
-                START + timedelta(seconds=0.5 * index),
-                0.5 + noise.gauss(0.0, 0.0005),
-                energy_j if is_measured else None,
-                plan.plan_id if plan else BASELINE_PLAN_ID,
-                plan.purpose if plan else PlanPurpose.BASELINE,
-                index >= 2,
-                spans(is_tuned=plan is TUNED) if index >= 2 else (),
-            )
+        yield IterationRecord(
+            job_id,
+            index,
+            START + timedelta(seconds=0.5 * index),
+            0.5 + noise.gauss(0.0, 0.0005),
+            energy_j if is_measured else None,
+            plan.plan_id if plan else BASELINE_PLAN_ID,
+            plan.purpose if plan else PlanPurpose.BASELINE,
+            index >= 2,
+            (slow if plan is TUNED else usual) if index >= 2 else (),
         )
-    if is_measured:
-        for second in range(-2, 14):
-            at, owner = START + timedelta(seconds=second), job_id if second >= 0 else ""
-            for rank in range(NUM_RANKS):
-                power_w = 60.0 if second < 0 else 50.0 + rank
-                for bucket_s in (1, 60, 3600):
-                    begin = at - timedelta(seconds=(60 * at.minute + at.second) % bucket_s)
-                    energy_j = power_w  # of one second
-                    writer.write(
-                        RollupRecord(
-                            bucket_s,
-                            f"GPU-{rank}",
-                            begin,
-                            owner,
-                            energy_j,
-                            power_w,
-                            power_w,
-                            1410.0,
-                            10,
-                            measured_s=1.0,
-                        )
-                    )
+    for second in range(-2, 14) if is_measured else ():
+        at, owner = START + timedelta(seconds=second), job_id if second >= 0 else ""
+        for rank in range(NUM_RANKS):
+            power_w = 60.0 if second < 0 else 50.0 + rank
+            for bucket_s in (1, 60, 3600):
+                begin = at - timedelta(seconds=(60 * at.minute + at.second) % bucket_s)
+                energy_j = power_w  # of one second
+                yield RollupRecord(
+                    bucket_s, f"GPU-{rank}", begin, owner, energy_j, power_w, power_w, 1410.0, 10, measured_s=1.0
+                )
     if has_grid:
-        for record in (*grid_of_the_job(job_id), *days_after_it()):
-            writer.write(record)
-    writer.write(JobEndRecord(job_id, START + timedelta(seconds=14), "released"))
-    assert writer.flush(10.0)
-    writer.close()
-    return path
+        yield from (*grid_of_the_job(job_id), *days_after_it())
+    yield JobEndRecord(job_id, START + timedelta(seconds=14), "released")
 
 
 def grid_of_the_job(job_id: str) -> Iterator[IntensityRecord | TargetRecord]:

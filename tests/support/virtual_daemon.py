@@ -85,16 +85,10 @@ def virtual_daemon(
         worker=worker, policy=policy, history=history, gpus=gpus, observation_limit_s=60.0, past_jobs=past_jobs
     )
     return Jobs(
-        services=services,
-        rules=JobRules(),
-        default_policy="under-test",
-        default_max_slowdown_ratio=0.0,
-        policies=PolicyNames(lambda: ("under-test",)),
-        clock_socket_path="/clock",
-        max_ranks_per_user=8,
-        max_jobs_per_user_per_h=1000,
-        silence_limit_s=3600.0,
-    )
+        services=services, rules=JobRules(), default_policy="under-test", default_max_slowdown_ratio=0.0,
+        policies=PolicyNames(lambda: ("under-test",)), clock_socket_path="/clock", max_ranks_per_user=8,
+        max_jobs_per_user_per_h=1000, silence_limit_s=3600.0,
+    )  # fmt: skip
 
 
 class DaemonTraining(VirtualTraining):
@@ -126,7 +120,7 @@ class DaemonTraining(VirtualTraining):
                 order=tuple((str(i.kind), i.microbatch_index, i.chunk_index) for i in order),
                 gpu_uuid=f"GPU-{r}",
             )
-            self._tokens.append(jobs.register(registration, ME, os.pidfd_open(os.getpid())).rank_token)
+            self._tokens.append(jobs.register(registration, ME, os.pidfd_open(ME.pid)).rank_token)
         (runner,) = jobs
         return runner
 

@@ -25,11 +25,7 @@ from tests.support.thorough import thorough
 from tests.support.waiting import LIMIT_S, wait_until
 
 WHY_NOT = why_not()
-pytestmark = [
-    pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or ""),
-    # One host for all tests: booting one per test would take minutes.
-    pytest.mark.xdist_group("real-systemd"),
-]
+pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")
 ALL_CAPABILITIES_GONE = "0000000000000000"
 FETCHER = "gpuenergyd-carbon.service"
 SYS_ADMIN_ALONE = "0000000000200000"

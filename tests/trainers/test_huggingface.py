@@ -26,20 +26,11 @@ def train(folder: Path, callbacks: list[Any], trackers: tuple[str, ...] = ()) ->
     model = transformers.GPT2LMHeadModel(config)
     rows = [{"input_ids": torch.arange(8) + k, "labels": torch.arange(8) + k} for k in range(8)]
     arguments = transformers.TrainingArguments(
-        output_dir=str(folder / "out"),
-        num_train_epochs=2,
-        per_device_train_batch_size=1,
-        gradient_accumulation_steps=2,
-        use_cpu=True,
-        report_to=list(trackers),
-        include_num_input_tokens_seen=bool(trackers),
-        logging_steps=1,
-        eval_strategy="steps",
-        eval_steps=2,
-        save_strategy="no",
-        disable_tqdm=True,
-        seed=1,
-    )
+        output_dir=str(folder / "out"), num_train_epochs=2, per_device_train_batch_size=1,
+        gradient_accumulation_steps=2, use_cpu=True, report_to=list(trackers),
+        include_num_input_tokens_seen=bool(trackers), logging_steps=1, eval_strategy="steps", eval_steps=2,
+        save_strategy="no", disable_tqdm=True, seed=1,
+    )  # fmt: skip
     trainer = transformers.Trainer(
         model=model, args=arguments, train_dataset=rows, eval_dataset=rows[:2], callbacks=callbacks
     )

@@ -36,17 +36,10 @@ class ScheduleGPipe:
         self._n_microbatches = 1
         self._stages = [
             SimpleNamespace(
-                group_size=1,
-                group_rank=0,
-                stage_index=0,
-                device=torch.device("cpu"),
-                is_last=True,
-                has_backward=True,
-                forward_one_chunk=print,
-                backward_one_chunk=print,
-                backward_weight_one_chunk=print,
+                group_size=1, group_rank=0, stage_index=0, device=torch.device("cpu"), is_last=True,
+                has_backward=True, forward_one_chunk=print, backward_one_chunk=print, backward_weight_one_chunk=print,
             )
-        ]
+        ]  # fmt: skip
 
     def step(self) -> None:
         """Do nothing."""

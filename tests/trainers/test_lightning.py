@@ -48,15 +48,9 @@ def fit(folder: Path, callbacks: list[Any], *, logger: Any = False) -> list[str]
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(32.0).reshape(8, 4)), batch_size=2)
     module = make_module()
     trainer = lightning.Trainer(
-        default_root_dir=folder,
-        accelerator="cpu",
-        max_epochs=2,
-        callbacks=callbacks,
-        logger=logger,
-        log_every_n_steps=2,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+        default_root_dir=folder, accelerator="cpu", max_epochs=2, callbacks=callbacks, logger=logger,
+        log_every_n_steps=2, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
     trainer.fit(module, data, data)
     seen: list[str] = module.seen
     return seen

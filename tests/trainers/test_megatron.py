@@ -94,14 +94,9 @@ def train(rank: int, socket_path: str | None, num_tp_ranks: int = 1, evaluates_w
     def run(step: int, *, forward_only: bool = False) -> list[str]:
         data = iter(batches(step, NUM_MICROBATCHES))
         losses = run_step(
-            forward_step_func=forward_step,
-            data_iterator=data,
-            model=model,
-            num_microbatches=NUM_MICROBATCHES,
-            seq_length=SEQUENCE,
-            micro_batch_size=1,
-            forward_only=forward_only,
-        )
+            forward_step_func=forward_step, data_iterator=data, model=model, num_microbatches=NUM_MICROBATCHES,
+            seq_length=SEQUENCE, micro_batch_size=1, forward_only=forward_only,
+        )  # fmt: skip
         optimizer.step()
         optimizer.zero_grad()
         return [entry["loss"] for entry in losses]

@@ -54,33 +54,18 @@ def plain_loop(batches: Iterable[str]) -> None:
                 pass
         job.pause()
     gpuenergyd.job(
-        "resnet",
-        gpu_uuid="GPU-0",
-        socket_path="/run/gpuenergyd/gpuenergyd.sock",
-        run_key="run-1",
-        policy="bubble-aware",
-        max_slowdown_ratio=0.05,
-        num_iterations=1000,
-    )
+        "resnet", gpu_uuid="GPU-0", socket_path="/run/gpuenergyd/gpuenergyd.sock", run_key="run-1",
+        policy="bubble-aware", max_slowdown_ratio=0.05, num_iterations=1000,
+    )  # fmt: skip
     assert_type(iterations(batches, job="resnet"), Iterator[str])
 
 
 def pipelines(schedule: object, engine: object, config: object) -> None:
     """Every adapter for a pipeline framework returns a handle."""
     handle = gpuenergyd_trainers.torch_pipelining.attach(
-        schedule,
-        job="gpt-1.3b",
-        gpu_uuid="GPU-0",
-        num_microbatches=8,
-        socket_path=None,
-        run_key="run-1",
-        dp_rank=0,
-        policy="bubble-aware",
-        max_slowdown_ratio=0.0,
-        across_hosts=False,
-        tp_rank=0,
-        num_tp_ranks=1,
-    )
+        schedule, job="gpt-1.3b", gpu_uuid="GPU-0", num_microbatches=8, socket_path=None, run_key="run-1", dp_rank=0,
+        policy="bubble-aware", max_slowdown_ratio=0.0, across_hosts=False, tp_rank=0, num_tp_ranks=1,
+    )  # fmt: skip
     assert_type(handle, Handle)
     assert_type(handle.is_attached, bool)
     assert_type(handle.plan_epoch, int)

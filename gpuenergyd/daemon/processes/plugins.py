@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -127,6 +128,7 @@ class PolicyNames:
             raise UnknownPolicyError(f"no policy {name!r}; installed: {installed}")
 
 
+@cache  # a search for packages
 def is_shipped(name: str) -> bool:
     """Return whether this project, and no other distribution, provides a policy."""
     plain, _ = policy_options(name)

@@ -12,18 +12,9 @@ from gpuenergyd_carbon.policy.jobs import TraceJob
 NUM_DAYS = 30
 START_EVERY_HOURS = 6
 ASSUMED_FRONTIER = (
-    (1.0, 1000.0),
-    (1.0042, 990.6),
-    (1.0118, 976.6),
-    (1.0197, 964.2),
-    (1.0312, 947.7),
-    (1.0389, 939.1),
-    (1.0528, 926.0),
-    (1.0748, 913.7),
-    (1.099, 903.4),
-    (1.1333, 891.3),
-    (1.1969, 877.1),
-)
+    (1.0, 1000.0), (1.0042, 990.6), (1.0118, 976.6), (1.0197, 964.2), (1.0312, 947.7), (1.0389, 939.1),
+    (1.0528, 926.0), (1.0748, 913.7), (1.099, 903.4), (1.1333, 891.3), (1.1969, 877.1),
+)  # fmt: skip
 """Frontier of a pipeline of four stages and eight microbatches on simulated A100s: relative time and energy."""
 
 

@@ -26,17 +26,10 @@ def lease_of(row: Any) -> Lease:
 
 def event_of(row: Any) -> GridEvent:
     return GridEvent(
-        event_id=row.grid_event_id,
-        start_s=row.start_us / 1e6,
-        end_s=row.end_us / 1e6,
-        value=row.value,
-        unit=LoadUnit(row.unit),
-        reason=row.reason,
-        is_cancelled=bool(row.cancelled),
-        issued_s=row.issued_us / 1e6,
-        source=row.source,
-        baseline_w=row.baseline_w,
-    )
+        event_id=row.grid_event_id, start_s=row.start_us / 1e6, end_s=row.end_us / 1e6, value=row.value,
+        unit=LoadUnit(row.unit), reason=row.reason, is_cancelled=bool(row.cancelled), issued_s=row.issued_us / 1e6,
+        source=row.source, baseline_w=row.baseline_w,
+    )  # fmt: skip
 
 
 def checked_curve(points: Any) -> tuple[tuple[float, float], ...]:

@@ -134,18 +134,11 @@ class _Search:
         waiting_j = self._profile.blocking_power_w * self._graph.num_ranks * period_s
         limits = FlatLimits(period=period_s, deadline=period_s * (1 + _SAME_RATIO), cost=limit_j - waiting_j)
         state = FlatState(
-            choice=ints(self._choice),
-            begin=floats(np.zeros(n)),
-            end=floats(np.zeros(n)),
-            real=floats(np.zeros(num_harmonics)),
-            imaginary=floats(np.zeros(num_harmonics)),
-            kept_begin=floats(np.zeros(n)),
-            kept_end=floats(np.zeros(n)),
-            kept_real=floats(np.zeros(num_harmonics)),
-            kept_imaginary=floats(np.zeros(num_harmonics)),
-            kept_choice=ints(self._choice),
-            best=ints(self._choice),
-        )
+            choice=ints(self._choice), begin=floats(np.zeros(n)), end=floats(np.zeros(n)),
+            real=floats(np.zeros(num_harmonics)), imaginary=floats(np.zeros(num_harmonics)),
+            kept_begin=floats(np.zeros(n)), kept_end=floats(np.zeros(n)), kept_real=floats(np.zeros(num_harmonics)),
+            kept_imaginary=floats(np.zeros(num_harmonics)), kept_choice=ints(self._choice), best=ints(self._choice),
+        )  # fmt: skip
         flatten(self._arrays, self._tables, self._band, limits, state, num_moves, heat, seed)
         options = list(self._first.options)
         for place, node in enumerate(self._nodes):

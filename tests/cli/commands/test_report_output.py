@@ -3,14 +3,16 @@
 import csv
 import io
 import json
-import os
-import subprocess
-import sys
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
+from gpuenergyd.cli.main import run
 from gpuenergyd.core.pipeline.plan import BASELINE_PLAN_ID, PlanPurpose
 from gpuenergyd.store.records import ControlEventRecord, IterationRecord, JobEndRecord, JobRecord, RollupRecord
 from tests.support.sample_history import write_sample_history
@@ -19,10 +21,20 @@ from tests.support.stored_history import write_records
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 
-def report(*arguments: str, database: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gpuenergyd.cli.main", "report", "--database", str(database), *arguments]
-    environment = {**os.environ, "TZ": "UTC"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+@pytest.fixture(autouse=True)
+def _in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def report(*arguments: str, database: Path) -> CompletedProcess[str]:
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        status = run(["report", "--database", str(database), *arguments])
+    return CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
 
 
 def job(job_id: str, started_at: datetime) -> JobRecord:

@@ -26,20 +26,10 @@ def journal(tmp_path: Path, world: Path) -> Path:
     """Return the journal that a crashed worker left: the first GPU was locked by it, the second by someone else."""
     path = tmp_path / "journal.json"
     entry = JournalEntry(
-        gpu_uuid=uuids(world)[0],
-        control=Control.SM_CLOCK_LOCK,
-        saved_value=None,
-        known_by=KnownBy.ASSUMED_DEFAULT,
-        lease_id="lease",
-        job_id="job-1",
-        owner_pid=1,
-        owner_uid=0,
-        owner_start_ticks=None,
-        driver="simulated",
-        world_path=str(world),
-        recorded_boottime_ns=0,
-        intended_value=900.0,
-    )
+        gpu_uuid=uuids(world)[0], control=Control.SM_CLOCK_LOCK, saved_value=None, known_by=KnownBy.ASSUMED_DEFAULT,
+        lease_id="lease", job_id="job-1", owner_pid=1, owner_uid=0, owner_start_ticks=None, driver="simulated",
+        world_path=str(world), recorded_boottime_ns=0, intended_value=900.0,
+    )  # fmt: skip
     Journal(path).add([entry])
     return path
 

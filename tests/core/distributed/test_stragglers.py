@@ -283,14 +283,9 @@ def test_a_stall_of_one_iteration_is_no_straggler_in_noise() -> None:
 
 def iteration(time_s: float, energy_j: float | None, *, waited_s: float = 0.0) -> IterationObservation:
     return IterationObservation(
-        iteration_index=0,
-        plan_id="plan",
-        iteration_time_s=time_s,
-        instruction_samples=(),
-        ranks=(RankEnergy(0, time_s, energy_j, ()),),
-        is_regular=not waited_s,
-        waited_s=waited_s,
-    )
+        iteration_index=0, plan_id="plan", iteration_time_s=time_s, instruction_samples=(),
+        ranks=(RankEnergy(0, time_s, energy_j, ()),), is_regular=not waited_s, waited_s=waited_s,
+    )  # fmt: skip
 
 
 def gauge_of(*figures: tuple[float, float | None, float, bool]) -> StragglerSavingEstimator:

@@ -193,13 +193,8 @@ def test_bounds_of_clocks_that_are_read_late_are_an_age_apart_unless_readings_we
 
 def test_regions_begin_at_75_and_90_percent_of_the_maximum() -> None:
     assert [region_of(mhz, 1000) for mhz in (1000, 900, 899, 750, 749, 1)] == [
-        ClockRegion.HIGH,
-        ClockRegion.HIGH,
-        ClockRegion.MIDDLE,
-        ClockRegion.MIDDLE,
-        ClockRegion.LOW,
-        ClockRegion.LOW,
-    ]
+        ClockRegion.HIGH, ClockRegion.HIGH, ClockRegion.MIDDLE, ClockRegion.MIDDLE, ClockRegion.LOW, ClockRegion.LOW,
+    ]  # fmt: skip
 
 
 def test_a_switch_to_the_same_clock_counts_as_lowering() -> None:

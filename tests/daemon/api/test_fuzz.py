@@ -42,7 +42,7 @@ def hand_over(jobs: Jobs, kind: int, body: bytes) -> None:
     match kind:
         case 0:
             registered = decode(body, RankRegistration, max_bytes=MAX_CONTROL_MESSAGE_BYTES)
-            pidfd = os.pidfd_open(os.getpid())
+            pidfd = os.pidfd_open(ME.pid)
             try:
                 jobs.register(registered, ME, pidfd)
             except BaseException:

@@ -63,7 +63,7 @@ async def test_changes_by_the_user_of_a_job_are_limited_per_hour_and_those_of_ad
     host.stage.jobs.rates = UserRates(1 / 3600, capacity=2)
     user = PeerCredentials(ME.pid, 4242, 4242)
     administrator = PeerCredentials(ME.pid, 0, 0)
-    pidfds = [os.pidfd_open(os.getpid()) for _ in range(2)]
+    pidfds = [os.pidfd_open(ME.pid) for _ in range(2)]
     job_id, _ = (host.stage.jobs.register(registration(r), user, pidfds[r]).job_id for r in range(2))
     await host.change(job_id, JobPatch(max_slowdown_ratio=0.1), user)
     with pytest.raises(JobError, match="uid 4242 has started or changed"):

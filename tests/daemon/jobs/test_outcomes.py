@@ -38,7 +38,7 @@ NOTHING = (
 )
 async def test_joining_names_the_options_their_origin_and_what_to_expect(rank: RankRegistration, message: str) -> None:
     stage = Stage()
-    assert stage.jobs.register(rank, ME, os.pidfd_open(os.getpid())).message == message
+    assert stage.jobs.register(rank, ME, os.pidfd_open(ME.pid)).message == message
 
 
 def test_an_option_comes_from_the_program_the_environment_or_the_daemon() -> None:

@@ -220,7 +220,7 @@ def test_a_member_of_a_pipeline_across_hosts_follows_no_clocks_where_plans_may_o
         stage = Stage()
         stage.jobs.services = replace(stage.jobs.services, levers=frozenset({Lever.POWER_LIMITS}))
         member = replace(registration(0), num_pp_ranks=1, is_pipeline_member=True)
-        stage.jobs.register(member, ME, os.pidfd_open(os.getpid()))
+        stage.jobs.register(member, ME, os.pidfd_open(ME.pid))
         (runner,) = stage.jobs
         assert isinstance(runner.plans, PostedPlans)
 

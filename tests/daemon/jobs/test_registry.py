@@ -37,7 +37,7 @@ async def test_gpus_are_leased_before_a_plan_is_sent_and_clock_requests_follow()
     assert second.apply_at_iteration == first.apply_at_iteration > 2
     assert stage.worker.requested_clocks == [("GPU-0", 1200, 0)]
     assert stage.worker.owner is not None
-    assert stage.worker.owner.pid == os.getpid()
+    assert stage.worker.owner.pid == ME.pid
 
 
 async def test_a_plan_is_sent_again_while_a_rank_runs_its_iterations_under_an_older_one() -> None:
@@ -198,7 +198,7 @@ async def test_an_observing_daemon_records_a_prediction_and_never_leases() -> No
 @pytest.mark.parametrize("is_observing", [True, False])
 async def test_a_program_that_joins_an_observing_daemon_is_notified(*, is_observing: bool) -> None:
     stage = Stage(is_observing=is_observing)
-    registered = stage.jobs.register(registration(0), ME, os.pidfd_open(os.getpid()))
+    registered = stage.jobs.register(registration(0), ME, os.pidfd_open(ME.pid))
     assert ("the daemon only observes (mode observe)" in registered.message) is is_observing
 
 
@@ -289,7 +289,7 @@ async def test_a_user_starts_a_limited_number_of_jobs_per_hour_and_others_are_no
     stage.jobs.rates = UserRates(2 / 3600, capacity=2, monotonic_s=lambda: now[0])
 
     def start(run_key: str, peer: PeerCredentials = ME) -> str:
-        pidfd = os.pidfd_open(os.getpid())
+        pidfd = os.pidfd_open(ME.pid)
         try:
             return stage.jobs.register(replace(registration(0), run_key=run_key), peer, pidfd).rank_token
         except JobError as error:
@@ -319,9 +319,9 @@ async def test_a_user_starts_a_limited_number_of_jobs_per_hour_and_others_are_no
 async def test_a_registration_that_is_refused_does_not_count_as_a_job() -> None:
     stage = Stage()
     stage.jobs.rates = UserRates(1 / 3600, capacity=2)
-    stage.jobs.register(registration(0), ME, os.pidfd_open(os.getpid()))
+    stage.jobs.register(registration(0), ME, os.pidfd_open(ME.pid))
     for _ in range(3):
-        pidfd = os.pidfd_open(os.getpid())
+        pidfd = os.pidfd_open(ME.pid)
         with pytest.raises(JobError, match="GPU GPU-0 has been in use"):
             stage.jobs.register(replace(registration(0), run_key="2"), ME, pidfd)
         os.close(pidfd)
@@ -334,8 +334,8 @@ async def test_a_registration_that_is_refused_does_not_count_as_a_job() -> None:
 async def test_the_number_of_ranks_per_user_is_limited() -> None:
     stage = Stage()
     stage.jobs.max_ranks_per_user = 1
-    pidfd = os.pidfd_open(os.getpid())
-    stage.jobs.register(registration(0), ME, os.pidfd_open(os.getpid()))
+    pidfd = os.pidfd_open(ME.pid)
+    stage.jobs.register(registration(0), ME, os.pidfd_open(ME.pid))
     with pytest.raises(Exception, match="1 rank registered, which is the limit"):
         stage.jobs.register(registration(1), ME, pidfd)
     os.close(pidfd)
@@ -379,7 +379,7 @@ async def test_policies_know_how_many_gpus_of_the_host_all_jobs_use() -> None:
     (order,) = one_forward_one_backward(1, 2).orders
     rows = tuple((str(i.kind), i.microbatch_index, i.chunk_index) for i in order)
     single = replace(registration(0), run_key="2", num_pp_ranks=1, order=rows, gpu_uuid="GPU-2")
-    registered = stage.jobs.register(single, ME, os.pidfd_open(os.getpid()))
+    registered = stage.jobs.register(single, ME, os.pidfd_open(ME.pid))
     assert shares(first) == [3, 3]
     assert shares(registered.job_id) == [3]
     stage.jobs.release(RankRelease(registered.rank_token), ME)
@@ -431,12 +431,12 @@ async def test_times_of_instructions_are_dispensable_once_planned_unless_waits_f
         assert reply.takes_several
         return reply.takes_untimed
 
-    first = stage.jobs.register(alone, ME, os.pidfd_open(os.getpid())).rank_token
+    first = stage.jobs.register(alone, ME, os.pidfd_open(ME.pid)).rank_token
     assert not takes_untimed(first, 0)
     (job,) = (runner.job for runner in stage.jobs)
     job.phase = JobPhase.TUNED
     assert takes_untimed(first, 1)
-    replica = stage.jobs.register(replace(alone, dp_rank=1, gpu_uuid="GPU-1"), ME, os.pidfd_open(os.getpid()))
+    replica = stage.jobs.register(replace(alone, dp_rank=1, gpu_uuid="GPU-1"), ME, os.pidfd_open(ME.pid))
     assert not takes_untimed(first, 2)
     assert not takes_untimed(replica.rank_token, 0)
 
@@ -447,7 +447,7 @@ async def test_only_jobs_that_are_observed_report_iterations_together_and_each_o
 ) -> None:
     stage = Stage(is_observing=is_observing)
     alone = replace(registration(0), num_pp_ranks=1, num_microbatches=1, order=(("F", 0, 0), ("B", 0, 0)))
-    token = stage.jobs.register(alone, ME, os.pidfd_open(os.getpid())).rank_token
+    token = stage.jobs.register(alone, ME, os.pidfd_open(ME.pid)).rank_token
     stage.jobs.handle_report(report(token, 0, 0, 0), ME)
     (job,) = (runner.job for runner in stage.jobs)
     job.phase = JobPhase.TUNED
@@ -463,7 +463,7 @@ async def test_only_jobs_that_are_observed_report_iterations_together_and_each_o
 async def test_a_member_of_a_pipeline_across_hosts_times_all_instructions() -> None:
     stage = Stage()
     member = replace(registration(0), num_pp_ranks=1, is_pipeline_member=True)
-    token = stage.jobs.register(member, ME, os.pidfd_open(os.getpid())).rank_token
+    token = stage.jobs.register(member, ME, os.pidfd_open(ME.pid)).rank_token
     reply = stage.jobs.handle_report(report(token, 0, 0, 0), ME)
     assert reply is not None
     assert not reply.takes_untimed
@@ -491,7 +491,7 @@ async def test_a_peer_cannot_use_the_token_of_another_uid() -> None:
 async def test_a_job_of_which_a_part_runs_on_another_host_is_never_tuned_on_either() -> None:
     for pp_rank in range(2):  # one daemon per host, and each sees one rank of two
         stage = Stage(plan("tuned-1", 1200))
-        registered = stage.jobs.register(registration(pp_rank), ME, os.pidfd_open(os.getpid()))
+        registered = stage.jobs.register(registration(pp_rank), ME, os.pidfd_open(ME.pid))
         for index in range(20):
             assert stage.jobs.handle_report(report(registered.rank_token, pp_rank, index, 0), ME) is not None
             await settle()

@@ -46,7 +46,7 @@ def run(database: Path, *, refusal: str = "", allow: bool = True, name: str = "g
         stage, history = stage_with_history(database)
         for pp_rank in range(2):
             own = replace(registration(pp_rank), allow_reorder=allow, reorder_refusal="", job_name=name)
-            stage.tokens.append(stage.jobs.register(own, ME, os.pidfd_open(os.getpid())).rank_token)
+            stage.tokens.append(stage.jobs.register(own, ME, os.pidfd_open(ME.pid)).rank_token)
         (runner,) = stage.jobs
         await runner.idle(LIMIT_S)
         found.append(runner.job.knowledge.reordering.view(2, 1).refusal)
@@ -79,7 +79,7 @@ def run_member(database: Path, *, refusal: str = "", stage_order: int = 0) -> st
             registration(stage_order), pp_rank=0, num_pp_ranks=1, is_pipeline_member=True, allow_reorder=True,
             reorder_refusal="",
         )  # fmt: skip
-        token = stage.jobs.register(own, ME, os.pidfd_open(os.getpid())).rank_token
+        token = stage.jobs.register(own, ME, os.pidfd_open(ME.pid)).rank_token
         (runner,) = stage.jobs
         await runner.idle(LIMIT_S)
         found.append(runner.job.knowledge.reordering.barred)

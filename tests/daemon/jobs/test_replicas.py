@@ -65,7 +65,7 @@ async def test_ranks_of_a_plain_loop_have_no_straggler() -> None:
     loop = replace(registration(0), num_pp_ranks=1, num_microbatches=1, order=(("F", 0, 0),), schedule_name="loop")
     for dp_rank in range(2):
         own = replace(loop, dp_rank=dp_rank, num_dp_ranks=2, gpu_uuid=f"GPU-{dp_rank}")
-        stage.tokens.append(stage.jobs.register(own, ME, os.pidfd_open(os.getpid())).rank_token)
+        stage.tokens.append(stage.jobs.register(own, ME, os.pidfd_open(ME.pid)).rank_token)
     for index in range(12):
         for dp_rank, token in enumerate(stage.tokens):
             end_ns = time.monotonic_ns()
@@ -90,7 +90,7 @@ def register_loops(stage: Stage, num_ranks: int) -> None:
     loop = replace(registration(0), num_pp_ranks=1, num_microbatches=1, order=PHASES, schedule_name="loop")
     for dp_rank in range(num_ranks):
         own = replace(loop, dp_rank=dp_rank, num_dp_ranks=2 * num_ranks, gpu_uuid=f"GPU-{dp_rank}")
-        stage.tokens.append(stage.jobs.register(own, ME, os.pidfd_open(os.getpid())).rank_token)
+        stage.tokens.append(stage.jobs.register(own, ME, os.pidfd_open(ME.pid)).rank_token)
 
 
 async def iterate_loops(stage: Stage, index: int, phase_ms: tuple[int, ...]) -> None:

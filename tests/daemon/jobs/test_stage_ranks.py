@@ -32,7 +32,7 @@ class DoubledStage(Stage):
             counter.record(now_ns + 10**11, 110.0 * power_w)
         for r in range(4):
             own = replace(registration(r // 2), gpu_uuid=f"GPU-{r}", stage_rank=r % 2, num_stage_ranks=2)
-            registered = self.jobs.register(own, ME, os.pidfd_open(os.getpid()))
+            registered = self.jobs.register(own, ME, os.pidfd_open(ME.pid))
             self.tokens.append(registered.rank_token)
         return registered.job_id
 
@@ -101,7 +101,7 @@ async def test_an_iteration_waits_for_the_report_of_each_rank() -> None:
 async def test_registrations_that_contradict_each_other_are_refused() -> None:
     stage = Stage()
     first = replace(registration(0), num_stage_ranks=2)
-    stage.jobs.register(first, ME, os.pidfd_open(os.getpid()))
+    stage.jobs.register(first, ME, os.pidfd_open(ME.pid))
 
     with pytest.raises(JobError, match="num_stage_ranks 1 of rank 1 contradicts 2 of rank 0"):
         stage.jobs.register(registration(1), ME, -1)
@@ -117,7 +117,7 @@ def longer(pp_rank: int) -> RankRegistration:
 
 
 def register(stage: Stage, one: RankRegistration) -> RankRegistered:
-    return stage.jobs.register(one, ME, os.pidfd_open(os.getpid()))
+    return stage.jobs.register(one, ME, os.pidfd_open(ME.pid))
 
 
 async def test_the_job_is_restored_at_the_first_and_has_another_schedule_at_the_last_new_registration() -> None:

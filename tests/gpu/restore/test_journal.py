@@ -19,19 +19,10 @@ from tests.support.examples import examples
 
 def entry(gpu_uuid: str, *, saved_value: float | None = None, lease_id: str = "L1") -> JournalEntry:
     return JournalEntry(
-        gpu_uuid=gpu_uuid,
-        control=Control.SM_CLOCK_LOCK,
-        saved_value=saved_value,
-        known_by=KnownBy.ASSUMED_DEFAULT,
-        lease_id=lease_id,
-        job_id="job",
-        owner_pid=os.getpid(),
-        owner_uid=os.getuid(),
-        owner_start_ticks=1,
-        driver="simulated",
-        world_path="/w",
-        recorded_boottime_ns=5,
-    )
+        gpu_uuid=gpu_uuid, control=Control.SM_CLOCK_LOCK, saved_value=saved_value, known_by=KnownBy.ASSUMED_DEFAULT,
+        lease_id=lease_id, job_id="job", owner_pid=os.getpid(), owner_uid=os.getuid(), owner_start_ticks=1,
+        driver="simulated", world_path="/w", recorded_boottime_ns=5,
+    )  # fmt: skip
 
 
 def test_absent_journal_is_empty(tmp_path: Path) -> None:

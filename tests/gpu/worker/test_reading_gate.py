@@ -57,22 +57,12 @@ def gate_of(driver: Driver, identity: GpuIdentity = IDENTITY) -> ReadingGate:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("power_w", 3_700_000.0),
-        ("power_w", 601.0),
-        ("power_w", -1.0),
-        ("power_w", NAN),
-        ("power_w", INFINITE),
-        ("power_w", "54"),
-        ("total_energy_j", NAN),
-        ("total_energy_j", -5.0),
-        ("total_energy_j", INFINITE),
-        ("sm_clock_mhz", 99_999),
-        ("sm_clock_mhz", -1),
-        ("temperature_celsius", 1000.0),
-        ("temperature_celsius", -274.0),
-        ("temperature_celsius", NAN),
+        ("power_w", 3_700_000.0), ("power_w", 601.0), ("power_w", -1.0), ("power_w", NAN), ("power_w", INFINITE),
+        ("power_w", "54"), ("total_energy_j", NAN), ("total_energy_j", -5.0), ("total_energy_j", INFINITE),
+        ("sm_clock_mhz", 99_999), ("sm_clock_mhz", -1), ("temperature_celsius", 1000.0),
+        ("temperature_celsius", -274.0), ("temperature_celsius", NAN),
     ],
-)
+)  # fmt: skip
 def test_a_value_that_cannot_be_right_is_unknown_counted_and_named(field: str, value: Any) -> None:
     driver = Driver()
     gate = gate_of(driver)

@@ -78,14 +78,9 @@ def test_the_measured_latencies_are_those_of_the_gpu_and_outlive_the_daemon(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = replace(
-        parameters_in(WorldKind.UNKIND, A100_SXM),
-        call_median_s=CALL_S,
-        call_sigma=0.0,
-        call_outlier_ratio=0.0,
-        settle_mean_s=SETTLE_S,
-        settle_target_spread=0.0,
-        settle_tail_ratio=0.0,
-    )
+        parameters_in(WorldKind.UNKIND, A100_SXM), call_median_s=CALL_S, call_sigma=0.0, call_outlier_ratio=0.0,
+        settle_mean_s=SETTLE_S, settle_target_spread=0.0, settle_tail_ratio=0.0,
+    )  # fmt: skip
     create_world(tmp_path / "world", [model], seed=7, now_ns=time.monotonic_ns())
     with running_daemon(tmp_path) as daemon:
         assert switching(daemon)["basis"] == "published"

@@ -121,22 +121,11 @@ def test_gpus_left_changed_by_a_dead_daemon_are_found_with_the_command_to_restor
     Journal(journal).add(
         [
             JournalEntry(
-                gpu_uuid,
-                Control.SM_CLOCK_LOCK,
-                None,
-                KnownBy.ASSUMED_DEFAULT,
-                "L",
-                "j",
-                1,
-                0,
-                None,
-                "simulated",
-                str(folder / "world"),
-                0,
-                900.0,
+                gpu_uuid, Control.SM_CLOCK_LOCK, None, KnownBy.ASSUMED_DEFAULT, "L", "j", 1, 0, None, "simulated",
+                str(folder / "world"), 0, 900.0,
             )
         ]
-    )
+    )  # fmt: skip
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(folder / "run" / "gpuenergyd.sock"))
     (folder / "state" / "history.sqlite3").write_bytes(b"no database" * 500)

@@ -193,16 +193,9 @@ def _plan(*figures: tuple[str, float]) -> PlanRecord:
 def _second(number: int, gpu: int, power_w: float | None, bucket_s: int = 1) -> RollupRecord:
     at = BEGAN_AT + timedelta(seconds=number)
     return RollupRecord(
-        gpu_uuid=f"GPU-{gpu}",
-        job_id="job",
-        bucket_s=bucket_s,
-        started_at=at,
-        energy_j=None,
-        mean_power_w=power_w,
-        max_power_w=power_w,
-        mean_sm_clock_mhz=None,
-        num_samples=10,
-    )
+        gpu_uuid=f"GPU-{gpu}", job_id="job", bucket_s=bucket_s, started_at=at, energy_j=None, mean_power_w=power_w,
+        max_power_w=power_w, mean_sm_clock_mhz=None, num_samples=10,
+    )  # fmt: skip
 
 
 def test_the_prediction_of_the_plan_in_force_is_reported() -> None:

@@ -22,29 +22,11 @@ from tests.support.measured_tables import DATA
 needs_shared = pytest.mark.skipif(not DATA.is_dir(), reason="the shared tables are not on this machine")
 
 KEYS = [
-    "schedule",
-    "num_stages",
-    "num_microbatches",
-    "extra_inflight",
-    "baseline_time_s",
-    "baseline_energy_j",
-    "iteration_time_s",
-    "energy_j",
-    "lower_bound_j",
-    "saving_ratio",
-    "slowdown_ratio",
-    "own_order_time_s",
-    "own_order_energy_j",
-    "own_order_saving_ratio",
-    "any_order_bound_ratio",
-    "held_microbatches",
-    "solve_cpu_s",
-    "compile_cpu_s",
-    "order",
-    "clocks",
-    "frontier",
-    "throttling",
-]
+    "schedule", "num_stages", "num_microbatches", "extra_inflight", "baseline_time_s", "baseline_energy_j",
+    "iteration_time_s", "energy_j", "lower_bound_j", "saving_ratio", "slowdown_ratio", "own_order_time_s",
+    "own_order_energy_j", "own_order_saving_ratio", "any_order_bound_ratio", "held_microbatches", "solve_cpu_s",
+    "compile_cpu_s", "order", "clocks", "frontier", "throttling",
+]  # fmt: skip
 
 
 def _run(*arguments: str | Path) -> str:

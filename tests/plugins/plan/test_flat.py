@@ -78,18 +78,11 @@ def test_the_searched_figure_is_the_band_energy_of_the_wave() -> None:
     numbers, n = harmonics_in_band(wave.iteration_time_s), len(options)
     empty = floats(np.zeros(n))
     state = FlatState(
-        choice=ints(np.zeros(n)),
-        begin=floats([span.start_s for span in spans]),
-        end=floats([span.end_s for span in spans]),
-        real=floats(np.zeros(len(numbers))),
-        imaginary=floats(np.zeros(len(numbers))),
-        kept_begin=empty,
-        kept_end=empty,
-        kept_real=empty,
-        kept_imaginary=empty,
-        kept_choice=ints(np.zeros(n)),
-        best=ints(np.zeros(n)),
-    )
+        choice=ints(np.zeros(n)), begin=floats([span.start_s for span in spans]),
+        end=floats([span.end_s for span in spans]), real=floats(np.zeros(len(numbers))),
+        imaginary=floats(np.zeros(len(numbers))), kept_begin=empty, kept_end=empty, kept_real=empty,
+        kept_imaginary=empty, kept_choice=ints(np.zeros(n)), best=ints(np.zeros(n)),
+    )  # fmt: skip
     tables = FlatOptions(
         start=ints(range(n + 1)),
         times=floats([option.time_s for option in options]),

@@ -27,18 +27,11 @@ from gpuenergyd_prove.proof.registration import (
 
 ARMS = (Arm(BASELINE_ARM, "full-speed"), Arm("tuned", "bubble-aware"))
 REGISTRATION = Registration(
-    registered_at_s=1e9,
-    public_key="ab",
-    hypothesis=hypothesis_text(ARMS[1], 0.01),
-    command=("train", "--fast"),
-    arms=ARMS,
-    design=ProofDesign(8, 20, 0.02, 0.003, 4),
-    rules=ExclusionRules(),
-    order_seed=5,
-    max_slowdown_ratio=0.01,
-    meters=(MeterFacts("redfish", "node", 0.02),),
+    registered_at_s=1e9, public_key="ab", hypothesis=hypothesis_text(ARMS[1], 0.01), command=("train", "--fast"),
+    arms=ARMS, design=ProofDesign(8, 20, 0.02, 0.003, 4), rules=ExclusionRules(), order_seed=5,
+    max_slowdown_ratio=0.01, meters=(MeterFacts("redfish", "node", 0.02),),
     versions=(("daemon", "1"), ("driver", "nvml")),
-)
+)  # fmt: skip
 
 
 @given(st.integers(2, 5), st.integers(1, 20), st.integers(0, 1000))

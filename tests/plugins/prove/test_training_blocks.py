@@ -53,14 +53,9 @@ def test_a_daemon_that_never_answered_or_is_gone_for_long_ends_the_proof(monkeyp
 
 def row(index: int, energy_j: float | None) -> IterationRow:
     return IterationRow(
-        iteration_index=index,
-        started_at=datetime(2026, 11, 24, tzinfo=UTC),
-        iteration_time_s=1.0,
-        energy_j=energy_j,
-        plan_id="tuned-1",
-        plan_purpose=PlanPurpose.TUNED,
-        is_regular=True,
-    )
+        iteration_index=index, started_at=datetime(2026, 11, 24, tzinfo=UTC), iteration_time_s=1.0, energy_j=energy_j,
+        plan_id="tuned-1", plan_purpose=PlanPurpose.TUNED, is_regular=True,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -66,15 +66,9 @@ def run(command: Sequence[str], environ: dict[str, str], folder: Path) -> subpro
 
 def torchrun(script: Path, out: Path) -> list[str]:
     return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(NUM_RANKS),
-        str(script),
-        str(out),
-    ]
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(NUM_RANKS),
+        str(script), str(out),
+    ]  # fmt: skip
 
 
 def losses_of(folder: Path, name: str) -> list[str]:

@@ -25,7 +25,7 @@ separate test checks that compiled and plain kernels agree."""
 PLUGINS = ("-p", "tools.quality.mutation.watching", "-p", "tools.quality.impatience")
 PLAIN_LIMIT_S = 8.0
 """CPU time limit of a test whose kernels are not compiled."""
-QUIET = ("-q", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist")
+QUIET = ("-q", "--no-header", "--tb=line", "-p", "no:cacheprovider")
 WATCH_LIMIT_S = 3000.0
 START_S = 60.0
 """Time to start Python and pytest on a loaded machine."""

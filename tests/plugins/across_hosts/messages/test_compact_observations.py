@@ -45,15 +45,9 @@ def test_nothing_is_packed_into_nothing() -> None:
 
 def test_observations_are_restored() -> None:
     other = replace(
-        OBSERVATION,
-        iteration_index=1,
-        plan_id=None,
-        ranks=(RankEnergy(0, 1.5, None, ()),),
-        turnarounds_s=(None,),
-        lead_s=None,
-        is_regular=False,
-        call_samples=(),
-    )
+        OBSERVATION, iteration_index=1, plan_id=None, ranks=(RankEnergy(0, 1.5, None, ()),), turnarounds_s=(None,),
+        lead_s=None, is_regular=False, call_samples=(),
+    )  # fmt: skip
     both = (OBSERVATION, other)
 
     assert unpack(pack(both, CLASSES, plans_of(both)), CLASSES, plans_of(both)) == both

@@ -107,14 +107,9 @@ def enter_host(hosts: TwoHosts, rank: int) -> str:
     """Move a rank to its host; return how the group finds its members."""
     enter_namespace(hosts.names[rank])
     os.environ.update(
-        MASTER_ADDR=hosts.addresses[0],
-        MASTER_PORT=str(PORT),
-        RANK=str(rank),
-        WORLD_SIZE=str(NUM_RANKS),
-        LOCAL_WORLD_SIZE="1",
-        GLOO_SOCKET_IFNAME="hop",
-        TORCHELASTIC_RUN_ID="two-hosts",
-    )
+        MASTER_ADDR=hosts.addresses[0], MASTER_PORT=str(PORT), RANK=str(rank), WORLD_SIZE=str(NUM_RANKS),
+        LOCAL_WORLD_SIZE="1", GLOO_SOCKET_IFNAME="hop", TORCHELASTIC_RUN_ID="two-hosts",
+    )  # fmt: skip
     # Ranks agree on a plan in some rounds, however short iterations are; this process is the test's own.
     setattr(membership, "PipelineMember", partial(PipelineMember, period_s=ROUND_S))  # noqa: B010  not exported
     return "env://"

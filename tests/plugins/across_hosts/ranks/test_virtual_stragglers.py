@@ -18,15 +18,9 @@ def test_pipelines_across_hosts_follow_each_straggler_within_six_iterations_and_
     slow_stages: str,
 ) -> None:
     trial = Trial(
-        are_replicas_whole=False,
-        ratio=1.2,
-        noise_ratio=NOISE_RATIO,
-        seed=1,
-        num_episodes=2,
-        is_whole_replica_slow=slow_stages == "all",
-        policy=Uniform,
-        rules=RICH,
-    )
+        are_replicas_whole=False, ratio=1.2, noise_ratio=NOISE_RATIO, seed=1, num_episodes=2,
+        is_whole_replica_slow=slow_stages == "all", policy=Uniform, rules=RICH,
+    )  # fmt: skip
 
     ran = run_trial(trial)
 

@@ -35,16 +35,10 @@ def forecast(values: list[float], at: object = START_AT) -> CarbonForecast:
 
 
 VIEW = TargetView(
-    job_id="j",
-    now_at=START_AT,
-    max_slowdown_ratio=0.05,
-    baseline=BaselineView(1.0, 100.0, 10),
-    num_iterations_done=0,
-    active_time_s=0.0,
-    frontier=FRONTIER,
-    num_iterations_total=24 * 3600,
+    job_id="j", now_at=START_AT, max_slowdown_ratio=0.05, baseline=BaselineView(1.0, 100.0, 10),
+    num_iterations_done=0, active_time_s=0.0, frontier=FRONTIER, num_iterations_total=24 * 3600,
     history=series([200.0] * 24 * HISTORY_DAYS),
-)
+)  # fmt: skip
 
 
 def asked_time_s(view: TargetView) -> float:

@@ -37,23 +37,10 @@ SHORT = (
 )  # fmt: skip
 
 FIGURES = {
-    "baseline_iteration_time_s",
-    "iteration_time_s",
-    "baseline_energy_j",
-    "energy_j",
-    "saving_ratio",
-    "saving_low_ratio",
-    "saving_high_ratio",
-    "slowdown_ratio",
-    "slowdown_low_ratio",
-    "slowdown_high_ratio",
-    "policy",
-    "gpus",
-    "simulated",
-    "simulation",
-    "is_virtual_time",
-    "report_path",
-}
+    "baseline_iteration_time_s", "iteration_time_s", "baseline_energy_j", "energy_j", "saving_ratio",
+    "saving_low_ratio", "saving_high_ratio", "slowdown_ratio", "slowdown_low_ratio", "slowdown_high_ratio", "policy",
+    "gpus", "simulated", "simulation", "is_virtual_time", "report_path",
+}  # fmt: skip
 
 
 @contextmanager

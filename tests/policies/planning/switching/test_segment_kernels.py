@@ -172,15 +172,10 @@ def test_annealing_finds_the_cheapest_segments_that_meet_the_deadline(
     found = search.anneal(
         _segments([0, 2, 4], [2, 2]),
         Annealing(
-            blocking_power=BLOCKING_W,
-            waiting_power=waiting_power_w,
-            deadline=deadline_s,
-            overtime_price=100.0,
-            temperature=60.0,
-            steps=1500,
-            seed=3,
+            blocking_power=BLOCKING_W, waiting_power=waiting_power_w, deadline=deadline_s, overtime_price=100.0,
+            temperature=60.0, steps=1500, seed=3,
         ),
-    )
+    )  # fmt: skip
 
     assert found is not None
     assert costs_j[tuple(found.bounds), tuple(found.clocks)] == pytest.approx(min(costs_j.values()), rel=1e-9)

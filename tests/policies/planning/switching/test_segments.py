@@ -53,14 +53,9 @@ def test_a_plan_has_at_most_k_segments_and_meets_its_deadline_with_latency(
     deadline_s = full_speed.iteration_time_s * (1 + slowdown)
 
     plan = plan_segments(
-        graph,
-        profile,
-        solve(graph, profile, deadline_s=deadline_s),
-        deadline_s=deadline_s,
-        max_segments=max_segments,
-        latency=switch_latency_s,
-        steps=2000,
-    )
+        graph, profile, solve(graph, profile, deadline_s=deadline_s), deadline_s=deadline_s,
+        max_segments=max_segments, latency=switch_latency_s, steps=2000,
+    )  # fmt: skip
 
     assert plan is not None
     assert most_segments(plan) <= max_segments
@@ -164,14 +159,9 @@ def test_plans_are_on_time_with_the_stalls_of_all_their_calls(
     latency = (SwitchLatency(latency_s, latency_s, stall_s=stall_s),) * len(weights)
 
     plan = plan_segments(
-        graph,
-        profile,
-        solve(graph, profile, deadline_s=deadline_s),
-        deadline_s=deadline_s,
-        max_segments=max_segments,
-        latency=latency,
-        steps=4000,
-    )
+        graph, profile, solve(graph, profile, deadline_s=deadline_s), deadline_s=deadline_s,
+        max_segments=max_segments, latency=latency, steps=4000,
+    )  # fmt: skip
 
     assert plan is not None
     assert plan.simulated.iteration_time_s <= deadline_s * (1 + 1e-6)
