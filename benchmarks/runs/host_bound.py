@@ -18,7 +18,7 @@ makes (it times the instructions of every 16th iteration, and reads the times of
 are between two of its reports. The figure is the median over pairs of the client's steps against both kinds of plain
 ones; that of the null arm, which shows the resolution, of one kind against the other. No step is left out. Intervals
 (95 %) are of a bootstrap over pairs; a program ends when those of time, CPU time and null arm have a half-width of
-0.002, or after its limit of pairs or seconds. The figure of an arm is that of the program that the client costs more.
+0.001, or after its limit of pairs or seconds. The figure of an arm is that of the program that the client costs more.
 
 `wall` is the time of the training thread less the time in which it could have run, but another program did (the run
 delay of /proc/self/schedstat): what a step takes on a core of its own, waits for the interpreter's lock included.
@@ -78,7 +78,8 @@ from gpuenergyd_trainers.torch_pipelining import attach
 from tests.client.fake_daemon import FakeDaemon, plan_slice
 
 LIMITS = {"without_daemon": 1.001, "observe": 1.005, "control": 1.01}
-HALF_WIDTH = 0.002
+HALF_WIDTH = 0.001
+"""The narrowest margin: a wider interval does not tell 1.001 from 1."""
 MIN_PAIRS, PAIRS_PER_SESSION = 30, 40
 """Pairs before a program may end, and pairs after which the client leaves and joins again."""
 MODULES, WIDTH, SEQUENCES, MICROBATCHES = 96, 16, 4, 8

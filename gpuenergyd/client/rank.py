@@ -159,9 +159,9 @@ class RankClient:
     ) -> None:
         """Describe the rank.
 
-        `agreed_plans` are those of a member of a pipeline across hosts. `learn_times` gets the times of the iterations
-        before the registration, on any thread. `give_way` makes this rank leave its job when another part of the
-        process joins on the same GPU; without it, the other is ignored.
+        `agreed_plans` are those of a member of a pipeline across hosts. `learn_times` gets the times of iterations, of
+        timed ones only after the registration, on any thread. `give_way` makes this rank leave its job when another
+        part of the process joins on the same GPU; without it, the other is ignored.
         """
         length = find_job_length()
         options = find_job_options(rank.job_name, rank.policy, rank.max_slowdown_ratio)
@@ -869,6 +869,8 @@ class RankClient:
             self._sender.timetables.add_replay(plan_epoch, times)
         if times.next_begin_mono_ns and is_in_order is None:
             self._timed.add_time((times.next_begin_mono_ns - times.begin_mono_ns) / 1e9)
+            if self._learn_times is not None:
+                self._learn_times(times)
         finished = FinishedIteration(
             iteration_index,
             plan_epoch,

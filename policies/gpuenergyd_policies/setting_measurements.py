@@ -6,7 +6,8 @@ Nothing is kept between calls: plans and iterations of the view say which settin
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
+from typing import NamedTuple
 
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.robust import robust_sigma
@@ -20,7 +21,10 @@ ITERATIONS_PER_SETTING = 2
 LEAST_TIME_ERROR, LEAST_ENERGY_ERROR = 0.001, 0.003
 """Standard errors of a measured setting that repetition does not show: temperature, other programs."""
 _DISTURBED = 4.0
-"""Scatters of iteration times by which a median is above the quickest quarter where most iterations were disturbed."""
+"""Scatters of iteration times by which a median is above the quickest quarter where most iterations were disturbed, and
+by which full speed differs from the baseline where it has changed."""
+_NEIGHBOURS = 2
+"""Iterations at full speed on each side of one at a setting, with which that is compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +50,27 @@ def iterations_by_setting(view: JobView) -> dict[Setting, list[IterationObservat
 
 def setting_measurements(view: JobView) -> dict[Setting, SettingMeasurement]:
     """Return the measurements of all settings with enough undisturbed iterations."""
-    return {setting: _measurement(view, own) for setting, own in iterations_by_setting(view).items()}
+    unchanged = ((setting, own, [_NO_CHANGE] * len(own)) for setting, own in iterations_by_setting(view).items())
+    return {setting: _measurement(view, own, changes) for setting, own, changes in unchanged}
 
 
-def _measurement(view: JobView, iterations: Collection[IterationObservation]) -> SettingMeasurement:
-    times_s = [seen.own_time_s for seen in iterations]
-    energies_j = [seen.energy_j for seen in iterations if seen.energy_j is not None]
+class _Change(NamedTuple):
+    """Time and energy of full speed at some time, relative to the baseline."""
+
+    time_ratio: float
+    energy_ratio: float
+
+
+_NO_CHANGE = _Change(1.0, 1.0)
+
+
+def _measurement(
+    view: JobView, iterations: Sequence[IterationObservation], changes: Sequence[_Change]
+) -> SettingMeasurement:
+    """Return what iterations would have shown at the baseline's time and energy of full speed."""
+    pairs = list(zip(iterations, changes, strict=True))
+    times_s = [seen.own_time_s / change.time_ratio for seen, change in pairs]
+    energies_j = [seen.energy_j / change.energy_ratio for seen, change in pairs if seen.energy_j is not None]
     disturbed_s = _DISTURBED * max(view.baseline.iteration_sigma_s, LEAST_TIME_ERROR * view.baseline.iteration_time_s)
     time_s, quiet_s = median(times_s), sorted(times_s)[len(times_s) // 4]
     time_s = time_s if time_s - quiet_s <= disturbed_s else quiet_s
@@ -97,20 +116,49 @@ def energy_at_full_speed(view: JobView, settings: Collection[Setting]) -> float 
 
 
 def measured_points(view: JobView, settings: Collection[Setting]) -> dict[Setting, MeasuredPoint]:
-    """Return the settings slower than full speed that were measured, relative to full speed."""
+    """Return the settings slower than full speed that were measured, relative to full speed at that time."""
     baseline_s, baseline_j = view.baseline.iteration_time_s, energy_at_full_speed(view, settings)
-    points = {}
-    for setting, seen in setting_measurements(view).items():
-        if setting in settings and not is_full_speed(setting, settings) and seen.energy_j and baseline_j:
-            errors = standard_errors(view, seen.num_iterations)
-            points[setting] = MeasuredPoint(seen.time_s / baseline_s, seen.energy_j / baseline_j, errors)
+    full_speed, points = _at_full_speed(view), {}
+    for setting, iterations in iterations_by_setting(view).items():
+        if setting in settings and not is_full_speed(setting, settings) and baseline_j:
+            changes = [_change_around(view, own, full_speed, baseline_j) for own in iterations]
+            seen = _measurement(view, iterations, changes)
+            if seen.energy_j:
+                errors = standard_errors(view, seen.num_iterations)
+                points[setting] = MeasuredPoint(seen.time_s / baseline_s, seen.energy_j / baseline_j, errors)
     return points
+
+
+def _change_around(
+    view: JobView, seen: IterationObservation, full_speed: Sequence[IterationObservation], baseline_j: float
+) -> _Change:
+    """Return time and energy of full speed around an iteration, relative to the baseline: 1 unless they differ.
+
+    A loop may become faster while it is measured, for instance as its data comes from a cache: then a slow setting
+    takes no more time than the baseline did.
+    """
+    before = [own for own in full_speed if own.iteration_index < seen.iteration_index][-_NEIGHBOURS:]
+    after = [own for own in full_speed if own.iteration_index > seen.iteration_index][:_NEIGHBOURS]
+    baseline_s = view.baseline.iteration_time_s
+    near_s = _middle([own.own_time_s for own in before], [own.own_time_s for own in after])
+    sigma_s = max(view.baseline.iteration_sigma_s, LEAST_TIME_ERROR * baseline_s)
+    if near_s is None or abs(near_s - baseline_s) <= _DISTURBED * sigma_s / math.sqrt(len(before) + len(after)):
+        return _NO_CHANGE
+    near_j = _middle(*([own.energy_j for own in side if own.energy_j is not None] for side in (before, after)))
+    return _Change(near_s / baseline_s, near_s / baseline_s if near_j is None else near_j / baseline_j)
+
+
+def _middle(before: Sequence[float], after: Sequence[float]) -> float | None:
+    """Return the value between two sides; before any afterwards, one that falls on as it did, but does not rise."""
+    if before and not after:
+        return min(fmean(before), max(2 * before[-1] - before[0], 0.5 * before[-1]))
+    sides = [fmean(side) for side in (before, after) if side]
+    return fmean(sides) if sides else None
 
 
 def standard_errors(view: JobView, num_iterations: int) -> StandardErrors:
     """Return those of the median time and energy of so many iterations, by the scatter of all at full speed."""
-    planned = {plan.plan_id for plan in view.issued_plans if plan.purpose is not PlanPurpose.BASELINE}
-    full_speed = [seen for seen in view.observations if seen.is_regular and seen.plan_id not in planned]
+    full_speed = _at_full_speed(view)
     baseline_sigma = view.baseline.iteration_sigma_s / view.baseline.iteration_time_s
     time_sigma = max(baseline_sigma, _relative_sigma([seen.own_time_s for seen in full_speed]))
     energy_sigma = _relative_sigma([seen.energy_j for seen in full_speed if seen.energy_j is not None])
@@ -118,6 +166,11 @@ def standard_errors(view: JobView, num_iterations: int) -> StandardErrors:
     return StandardErrors(
         math.hypot(LEAST_TIME_ERROR, time_sigma / root), math.hypot(LEAST_ENERGY_ERROR, energy_sigma / root)
     )
+
+
+def _at_full_speed(view: JobView) -> list[IterationObservation]:
+    planned = {plan.plan_id for plan in view.issued_plans if plan.purpose is not PlanPurpose.BASELINE}
+    return [seen for seen in view.observations if seen.is_regular and seen.plan_id not in planned]
 
 
 def _relative_sigma(values: Sequence[float]) -> float:

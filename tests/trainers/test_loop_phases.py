@@ -159,6 +159,53 @@ def test_accumulated_microbatches_have_phases_of_their_own(gpu: Gpu, daemon: Fak
     assert order == [("F", 0, 0), ("B", 0, 0), ("C", 0, 0), ("F", 1, 0), ("B", 1, 0), ("C", 1, 0), *ALL[3:]]
 
 
+def test_phases_are_registered_again_when_most_iterations_run_others(gpu: Gpu, daemon: FakeDaemon) -> None:
+    model = gpu.model()
+    optimizer, batch = gpu.optimizer(model), torch.ones(2, 4)
+
+    def run(step: Callable[[Any, Any, Any], None], number: int) -> None:
+        def body() -> None:
+            with job.iteration():
+                step(model, optimizer, batch)
+
+        run_iterations(gpu, body, number)
+
+    with joined(daemon, gpu) as job:
+        first = train(job, gpu, daemon, step=accumulating_step, model=model)
+        for _ in range(20):  # now and then other ones
+            run(accumulating_step, 3)
+            run(plain_step, 1)
+        assert daemon.registrations.empty()
+        run(plain_step, 40)
+        second = daemon.registrations.get(timeout=WAIT_LIMIT_S)
+        run(accumulating_step, 40)
+        third = daemon.registrations.get(timeout=WAIT_LIMIT_S)
+
+    assert [tuple(row) for row in second["order"]] == ALL
+    assert [tuple(row) for row in third["order"]] == first
+    assert [own["num_microbatches"] for own in (second, third)] == [1, 2]
+    assert daemon.registrations.empty()
+
+
+def test_a_loop_whose_phases_keep_changing_has_one_instruction(gpu: Gpu, daemon: FakeDaemon) -> None:
+    model = gpu.model()
+    optimizer, batch = gpu.optimizer(model), torch.ones(2, 4)
+    random_numbers = random.Random(1)
+
+    def body() -> None:
+        with job.iteration():
+            for _ in range(random_numbers.choice((1, 2, 3, 4))):
+                model(batch).square().mean().backward()
+            optimizer.step()
+
+    with joined(daemon, gpu) as job:
+        train(job, gpu, daemon, model=model)
+        run_iterations(gpu, body, 80)
+        registrations = [daemon.registrations.get(timeout=WAIT_LIMIT_S) for _ in range(daemon.registrations.qsize())]
+
+    assert [own["order"] for own in registrations] == [[["F", 0, 0]]]
+
+
 def test_a_step_that_runs_forward_and_backward_itself_begins_after_them(gpu: Gpu, daemon: FakeDaemon) -> None:
     with joined(daemon, gpu) as job:
         assert train(job, gpu, daemon, step=closure_step) == ALL

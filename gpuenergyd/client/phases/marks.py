@@ -10,9 +10,13 @@ The first iterations are only measured. Once two in a row have run the same phas
 their own are registered, and only they are marked from then on. A loop has one instruction per iteration if no phases
 are seen or they differ each time. The same holds for a loop that steps several optimizers in turn, each after its own
 forward and backward passes, since these do not form one chain of phases.
+
+Phases are registered again when others have run for a while, for instance since more microbatches are accumulated, or
+since the first steps were skipped because their gradients overflowed. If most iterations run others, but not always the
+same, the loop has one instruction per iteration.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import wraps
 from types import TracebackType
@@ -31,6 +35,8 @@ SHORTEST_PHASE_RATIO = 0.01
 """Phases shorter than this share of the iteration get no clock of their own either."""
 _MIN_LEARNED, _MAX_LEARNED = 3, 24
 """Fewest and most iterations measured before phases are registered; the first iteration differs from the others."""
+_NUM_ALIKE = 3
+"""Iterations in a row with equal numbers of phases, other than registered, after which all phases are marked."""
 WHOLE_ITERATION: tuple[OrderRow, ...] = (("F", 0, 0),)
 _NS_PER_S = 1e9
 
@@ -81,6 +87,14 @@ class PhaseMarks:
         self._slot = NOT_RECORDED
         self._microbatch = 0
         self._num_steps = 0
+        self._num_phases = self._num_usual = 0
+        """Phases of the present iteration so far, marked or not, and of an iteration when they were registered."""
+        self._recent: deque[int] = deque(maxlen=_MAX_LEARNED)
+        """Numbers of phases of the newest iterations."""
+        self._num_alike = 0
+        """Newest iterations in a row with equal numbers of phases, but not the usual one."""
+        self._num_wanted = 0
+        """Number of phases of most of the newest iterations, if it is not the usual one."""
         self._has_phases = False
         self._has_seen_model = False
         self.when_whole: Callable[[], None] = _do_nothing
@@ -92,7 +106,7 @@ class PhaseMarks:
         self._client = client
 
     def learn_times(self, times: IterationTimes) -> None:
-        """Store the times of an iteration before the registration; callable on any thread."""
+        """Store the times of an iteration whose instructions were timed; callable on any thread."""
         self._learned.append(times)
 
     def register_whole(self) -> None:
@@ -136,12 +150,14 @@ class PhaseMarks:
             self._may_begin = self._has_stepped = False
             if self._shall_be_whole and not self.is_whole:
                 self._become_whole()
+            elif self._num_wanted:
+                self._change()
             client.begin_iteration()
             if self._is_learning:
                 self._num_begun += 1
                 self._decide()
             self.is_in_iteration, self._is_paused, self._has_phases = True, False, False
-            self._microbatch = self._num_steps = 0
+            self._microbatch, self._num_steps, self._num_phases = 0, 0, 1
             self._kind = "F"
             self._slot = client.begin_instruction("F", 0)
         except Exception:  # noqa: BLE001  must not reach training
@@ -178,6 +194,7 @@ class PhaseMarks:
             if self._has_phases:
                 self._begin("D", 0)
                 self._kind, self._slot = "", NOT_RECORDED
+                self._see_change()
             elif self._is_learning and (self._num_begun >= _MIN_LEARNED or not self._has_seen_model):
                 self.register_whole()
             client.end_iteration()
@@ -286,7 +303,8 @@ class PhaseMarks:
     def _begin(self, kind: str, index: int) -> None:
         assert self._client is not None
         self._kind = kind
-        if self._kept is None or (kind, index, 0) in self._kept:
+        self._num_phases += 1
+        if self._kept is None or (kind, index, 0) in self._kept or self._num_alike >= _NUM_ALIKE:
             self._slot = self._client.begin_instruction(kind, index)
 
     def _end(self) -> None:
@@ -306,7 +324,34 @@ class PhaseMarks:
             self.register_whole()
         elif order is not None:
             self._is_learning, self._kept = False, frozenset(order)
+            self._num_usual = len(self._learned[-1].instructions)
             self._client.register(order)
+
+    def _see_change(self) -> None:
+        """See whether most iterations run other phases than the registered ones."""
+        if self._is_learning or self.is_whole:
+            return
+        recent, is_alike = self._recent, bool(self._recent) and self._num_phases == self._recent[-1]
+        recent.append(self._num_phases)
+        if recent.count(self._num_usual) == len(recent):
+            return
+        self._num_alike = 0 if self._num_phases == self._num_usual else 1 + is_alike * self._num_alike
+        (common, num_common), *_ = Counter(recent).most_common(1)
+        self._num_wanted = common if num_common > _MAX_LEARNED // 2 and common != self._num_usual else 0
+        self._shall_be_whole |= num_common < len(recent) // 2 == _MAX_LEARNED // 2
+
+    def _change(self) -> None:
+        """Register the phases of most iterations, once the times of all of them are known from two."""
+        newest = list(self._learned)[-2:]
+        order = kept_phases(newest) if len(newest[-1].instructions) == self._num_wanted else None
+        if order == WHOLE_ITERATION:
+            self._become_whole()
+        elif order is not None and self._client is not None:
+            self._kept, self._num_usual, self._num_wanted = frozenset(order), self._num_wanted, 0
+            self._num_alike = 0
+            self._recent.clear()
+            self._client.pause()
+            self._client.change_order(order, num_microbatches=max(1 + index for _, index, _ in order))
 
 
 def _do_nothing() -> None:

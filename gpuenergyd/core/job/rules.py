@@ -50,7 +50,7 @@ class JobRules:
     foreign_orders: int = 3
     """Consecutive iterations in an unexpected order after which a planned job falls back."""
     notice_every: int = 25
-    """Minimum distance in iterations between two notices about the same kind of disturbance."""
+    """Minimum distance in iterations of the first two notices about the same kind of disturbance; it doubles later."""
     max_observations: int = 192
 
 

@@ -38,9 +38,13 @@ class Notices:
         self.last, self.last_at = reason, num_iterations
 
     def add_rarely(self, kind: str, reason: str, num_iterations: int, *, every: int) -> bool:
-        """Replace the last notice, at most once in `every` iterations per kind; return whether it was replaced."""
+        """Replace the last notice; return whether it was replaced.
+
+        Per kind, that is after `every` iterations at least, and after twice as many as at the last one: so a job
+        with short iterations that is disturbed all the time has 20 in its first day, not one a second.
+        """
         before = self.recorded_at.get(kind)
-        if before is not None and num_iterations - before < every:
+        if before is not None and num_iterations < max(before + every, 2 * before):
             return False
         self.recorded_at[kind] = num_iterations
         self.add(reason, num_iterations)

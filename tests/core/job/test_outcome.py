@@ -194,13 +194,13 @@ def test_a_story_is_bounded_and_keeps_the_newest() -> None:
     assert any(f"iteration_index={run.index - 1}" in line for line in story[-3:])
 
 
-def test_the_same_kind_of_notice_is_repeated_after_a_number_of_iterations_only() -> None:
+def test_the_same_kind_of_notice_is_repeated_ever_more_rarely() -> None:
     notices = Notices()
 
-    added = [notices.add_rarely("pause", f"at {n}", n, every=10) for n in (0, 9, 10)]
+    added = [n for n in range(3, 200) if notices.add_rarely("pause", f"at {n}", n, every=10)]
 
-    assert added == [True, False, True]
-    assert (notices.last, notices.last_at) == ("at 10", 10)
+    assert added == [3, 13, 26, 52, 104]
+    assert (notices.last, notices.last_at) == ("at 104", 104)
     assert notices.add_rarely("order", "another kind", 11, every=10)
 
 
