@@ -6,7 +6,7 @@ Nothing is kept between calls: plans and iterations of the view say which settin
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, median_high
 
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.measurement.robust import robust_sigma
@@ -53,7 +53,7 @@ def _measurement(view: JobView, iterations: Collection[IterationObservation]) ->
     times_s = [seen.own_time_s for seen in iterations]
     energies_j = [seen.energy_j for seen in iterations if seen.energy_j is not None]
     disturbed_s = _DISTURBED * max(view.baseline.iteration_sigma_s, LEAST_TIME_ERROR * view.baseline.iteration_time_s)
-    time_s, quiet_s = median(times_s), sorted(times_s)[len(times_s) // 4]
+    time_s, quiet_s = median(times_s), median_high(sorted(times_s)[: len(times_s) // 2])
     time_s = time_s if time_s - quiet_s <= disturbed_s else quiet_s
     return SettingMeasurement(time_s, median(energies_j) if energies_j else None, len(times_s))
 
