@@ -57,7 +57,7 @@ RUNS = (
         Kind.COMPUTED, is_usual=False, data=("profiles",)),
     Run("profiling", "profiling.py", _args("--jobs 54 --seed 2931 --json"), _args("--jobs 2 --intervals 2 --json"),
         1800, 7200, Kind.COMPUTED, is_usual=False),
-    Run("learning", "learning.py", _args("--jobs 32 --seed 2931 --json"),
+    Run("learning", "learning.py", _args("--jobs 32 --seed 6124 --json"),
         _args("--jobs 1 --replans 1 --json"), 200, 3600, Kind.COMPUTED, is_usual=False, data=("profiles",)),
     Run("learning-unknown-gpu", "learning.py", _args("--jobs 32 --seed 2931 --unknown-gpu --replans 8 --json"),
         _args("--jobs 1 --replans 1 --unknown-gpu --json"), 500, 3600, Kind.COMPUTED, is_usual=False,
