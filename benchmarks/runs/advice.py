@@ -232,7 +232,7 @@ def on_sweeps() -> dict[str, list[Comparison]]:
             for limit_w, own in sorted(by_limit.items(), reverse=True)
         ]
         limit_w, full_s, full_j = points[0]
-        curves = possible_curves(_FINE_CLOCKS, LoopAtFullSpeed(full_j / full_s, limit_w, 1.0))
+        curves = possible_curves(_FINE_CLOCKS, LoopAtFullSpeed(full_j / full_s, limit_w, 1.0, 1.0))
         random = np.random.default_rng(0)
         for ratio in ADVISED_SLOWDOWNS:
             predicted = curves.savings(np.full(len(curves.logs), ratio))

@@ -207,7 +207,7 @@ def search(
         for setting, own in probes.items()
     }
     settings = tuple(Setting(lever, level) for lever, levels in workload.levels.items() for level in levels)
-    loop = LoopAtFullSpeed(full_speed.energy_j / full_speed.time_s, workload.max_power_w, 1.0)
+    loop = LoopAtFullSpeed(full_speed.energy_j / full_speed.time_s, workload.max_power_w, 1.0, 1.0)
     known = possible_curves(settings, loop).given(points, full_speed=ERRORS)
 
     def cost(times: FloatArray, energies: FloatArray) -> FloatArray:

@@ -28,7 +28,8 @@ LEAST_SHARE = 0.1
 """The quantile of measured turnarounds that counts: the minimum itself would be an outlier."""
 MAX_EXCESS_RATIO = 0.02
 """A rank may need so much more time in the graph than iterations take, beyond noise: latencies are estimates."""
-_STANDARD_ERRORS = 3.0
+CLEAR_SIGMAS = 3.0
+"""Standard errors by which a figure is clearly different from what it is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def contradiction(view: JobView, graph: DependencyGraph, profile: PipelineProfil
     spans_s = {r: own[-1].end_s - own[0].start_s for r, own in enumerate(full_speed.spans_of_ranks()) if own}
     slowest = max(spans_s, key=spans_s.__getitem__)
     excess_ratio = spans_s[slowest] / baseline.iteration_time_s - 1
-    if excess_ratio <= MAX_EXCESS_RATIO + _STANDARD_ERRORS * noise_ratio:
+    if excess_ratio <= MAX_EXCESS_RATIO + CLEAR_SIGMAS * noise_ratio:
         return None
     return (
         f"by the schedule, the measured instructions of rank {slowest} take {excess_ratio:.1%} longer than iterations;"

@@ -54,8 +54,8 @@ _MOST_CONSTANT_SHARE = 0.5
 (assumed)."""
 _AT_LIMIT_RATIO, _AT_LIMIT_CHANCE, _CAPPED_CHANCE, _LEAST_CAPPED_CLOCK = 0.93, 0.5, 0.2, 0.78
 """A GPU at its power limit runs below its highest clock, where the voltage is lower already."""
-_SUSTAINED_ERROR = 0.03
-"""Half of the range of the sustained clock around its measured mean, as a logarithm."""
+SUSTAINED_ERROR = 0.03
+"""By how much the clock of an instruction is off that which its GPU sustains on average, as a logarithm."""
 _SOFTNESS = (0.003, 0.3)
 """Range of how gradually a power limit binds, as a ratio of power: at once where the power is constant, long before the
 mean reaches the limit where power comes in bursts (public sweeps of power limits)."""
@@ -83,7 +83,7 @@ class LoopAtFullSpeed:
     """Of one GPU; None if unknown."""
     working_share: float
     """Share of an iteration outside phases that are known to wait."""
-    sustained_ratio: float = 1.0
+    sustained_ratio: float
     """Clock that its GPUs sustain at their power limits, as a share of the highest one; 1: not known to be held."""
 
 
@@ -246,7 +246,7 @@ def _possible_loops(loop: LoopAtFullSpeed, random: np.random.Generator) -> _Poss
     is_capped = uniform(0, 1) < (_AT_LIMIT_CHANCE if is_at_limit else _CAPPED_CHANCE)
     full_speed = np.where(is_capped, uniform(_LEAST_CAPPED_CLOCK, 1.0), 1.0)
     if loop.sustained_ratio < 1.0:
-        full_speed = np.minimum(loop.sustained_ratio * np.exp(_SUSTAINED_ERROR * uniform(-1, 1)), 1.0)
+        full_speed = np.minimum(loop.sustained_ratio * np.exp(SUSTAINED_ERROR * uniform(-1, 1)), 1.0)
 
     depths = np.linspace(0.0, _MOST_DEPTH, _NUM_DEPTHS)
     times = np.log1p(scaling * np.expm1(exponent * depths)) / exponent

@@ -6,7 +6,7 @@ Nothing is kept between calls: plans and iterations of the view say which settin
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean, median, median_high
 from typing import NamedTuple
 
 from gpuenergyd.core.measurement.observation import IterationObservation
@@ -72,7 +72,7 @@ def _measurement(
     times_s = [seen.own_time_s / change.time_ratio for seen, change in pairs]
     energies_j = [seen.energy_j / change.energy_ratio for seen, change in pairs if seen.energy_j is not None]
     disturbed_s = _DISTURBED * max(view.baseline.iteration_sigma_s, LEAST_TIME_ERROR * view.baseline.iteration_time_s)
-    time_s, quiet_s = median(times_s), sorted(times_s)[len(times_s) // 4]
+    time_s, quiet_s = median(times_s), median_high(sorted(times_s)[: len(times_s) // 2])
     time_s = time_s if time_s - quiet_s <= disturbed_s else quiet_s
     return SettingMeasurement(time_s, median(energies_j) if energies_j else None, len(times_s))
 

@@ -30,7 +30,7 @@ def _truth(share: float, dynamic: float, knee: float, top: float, slowdown: floa
 
 
 def _loop(power_w: float = 300.0, limit_w: float | None = None, working: float = 1.0) -> LoopAtFullSpeed:
-    return LoopAtFullSpeed(power_w, limit_w, working)
+    return LoopAtFullSpeed(power_w, limit_w, working, 1.0)
 
 
 def _median_saving(curves: Curves, slowdown_ratio: float) -> float:

@@ -37,7 +37,6 @@ EXPERIMENT_LATE_RATIO = 0.0025
 """Time beyond the target for an experiment after a kept plan, of the lateness that is permitted to any plan."""
 SAME_SHARE = 0.95
 """Of the instructions, so many have the same clocks in plans that count as the same one."""
-_LATE_RATIOS = (0.0, 0.002, 0.005, TUNING.far_late_ratio)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +64,11 @@ class BelievedFrontier:
 
 def believed_frontier(graph: DependencyGraph, believed: PipelineProfile, *, deadline_s: float) -> BelievedFrontier:
     """Return the frontier a little beyond a deadline: lower bounds, which unlike rough plans are smooth."""
-    deadlines_s = [(1 + ratio) * deadline_s for ratio in _LATE_RATIOS]
+    late_ratios = (0.0, EXPERIMENT_LATE_RATIO, MAX_LATE_RATIO, TUNING.far_late_ratio)
+    deadlines_s = [(1 + ratio) * deadline_s for ratio in late_ratios]
     bounds_j = least_energies_j(graph, believed, deadlines_s, THIN_TOLERANCE)
     falling = np.minimum.accumulate(np.array(bounds_j))
-    late_s = tuple(ratio * deadline_s for ratio in _LATE_RATIOS)
+    late_s = tuple(ratio * deadline_s for ratio in late_ratios)
     return BelievedFrontier(late_s, tuple(falling.tolist()), MAX_LATE_RATIO * deadline_s)
 
 

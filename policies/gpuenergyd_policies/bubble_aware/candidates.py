@@ -5,6 +5,7 @@ and one clock for the whole iteration costs no call. Of candidates of nearly the
 changes is taken: each change may be late, and changes on one host queue up.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,11 +30,8 @@ _Changes = tuple[tuple[ClockChange, ...], ...]
 _Clocks = tuple[dict[Instruction, int], _Changes, Timeline]
 """Clocks, the changes that set them, and the timeline that these are tied to."""
 _ROUNDS_WITH_PRICE = 3
-_LITTLE_RATIO = 0.5
-"""Share of the saving without latencies, below which calls are given more time."""
 ON_TIME_RATIO = 1e-4
 """Share of the deadline by which a plan may be late: rounding of the simulation."""
-_SHORTEST_DWELL_RATIO = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +59,9 @@ class Candidate:
         A limit on time between changes is one on how often clocks may change.
         """
         driver_busy_ratio = self.simulated.driver_busy_s / self.simulated.iteration_time_s
-        return max(
-            driver_busy_ratio / TUNING.max_driver_busy_ratio,
-            TUNING.min_dwell_ratio / max(self.simulated.shortest_dwell_ratio, _SHORTEST_DWELL_RATIO),
-        )
+        dwell_ratio = self.simulated.shortest_dwell_ratio
+        excess_of_dwell = TUNING.min_dwell_ratio / dwell_ratio if dwell_ratio > 0 else math.inf
+        return max(driver_busy_ratio / TUNING.max_driver_busy_ratio, excess_of_dwell)
 
 
 def candidate_of(
@@ -95,10 +92,10 @@ class Candidates:
     solved: SolvedPlan
     lower_bound_j: Callable[[], float]
     is_forced: bool
+    search_share: float
+    """Share of the usual search for segments."""
     is_flattest: bool = False
     """Whether of the candidates of nearly the least energy the one whose power swings least is wanted."""
-    search_share: float = 1.0
-    """Share of the usual search for segments."""
 
     def best(self, max_segments: Sequence[int] | None = None) -> Candidate:
         """Return the candidate with the fewest clock changes, or the least swing, among those of nearly least energy.
@@ -147,12 +144,12 @@ class Candidates:
         return self.solved.iteration_time_s * (1 + (late_ratio if self._have_calls_a_price else 0.0))
 
     def _needs_time_for_calls(self, found: Sequence[Candidate]) -> bool:
-        """Return whether calls cost the candidates most of what is saved without them."""
+        """Return whether calls take more of what is saved without them than they leave."""
         if not self._have_calls_a_price or len(self.model.graph.instructions) > TOO_LARGE:
             return False
         full_speed_j = self.model.baseline_energy_j - self.model.bias_energy_j
         least_j = min((candidate.simulated.energy_j for candidate in found), default=full_speed_j)
-        return full_speed_j - least_j < _LITTLE_RATIO * (full_speed_j - self.solved.energy_j)
+        return least_j - self.solved.energy_j > full_speed_j - least_j
 
     def _all(self) -> Iterator[Candidate]:
         have_price = self._have_calls_a_price

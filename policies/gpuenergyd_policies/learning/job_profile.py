@@ -41,7 +41,7 @@ from gpuenergyd_policies.learning.seen import (
 )
 from gpuenergyd_policies.learning.summary import summary_of
 from gpuenergyd_policies.learning.waits import waits_seen
-from gpuenergyd_policies.setting_curves import STATIC_W
+from gpuenergyd_policies.setting_curves import STATIC_W, SUSTAINED_ERROR
 
 MAX_FULL_SPEED_ITERATIONS = 24
 """The newest ones at full speed: the cost of a fit grows with the cube of its iterations."""
@@ -54,7 +54,6 @@ _BEND_SIGMA = 0.12
 _SUSTAINED_RATIOS = (1.06, 1.03, 1.0, 0.97, 0.94)
 """Full-speed clocks tried where a GPU is at its power limit, as shares of the clock that it sustains on average: kinds
 of instructions differ in power."""
-_SUSTAINED_SIGMA = 0.03
 _WAITING_SIGMA_RATIO = 0.1
 _ASSUMED_WAITING_SIGMA_RATIO = 0.3
 _WAITING_EXPONENT, _WAITING_EXPONENT_SIGMA = 0.5, 0.5
@@ -206,7 +205,7 @@ def _penalty(own: ClassAtFullSpeed, bend: int) -> float:
     if own.sustained is None:
         off = float(np.log(BEND_RATIOS[bend])) / _BEND_SIGMA
     elif bend:
-        off = float(np.log(_SUSTAINED_RATIOS[bend - 1])) / _SUSTAINED_SIGMA
+        off = float(np.log(_SUSTAINED_RATIOS[bend - 1])) / SUSTAINED_ERROR
     else:
         off = math.inf if own.sustained.holds_all_work else 0.0
     return 0.5 * off**2

@@ -22,8 +22,8 @@ _RECENT = 16
 _QUANTILE = 0.25
 """Waits for other ranks come on top of the usual time, and a faster clock must be back before a wait ends."""
 _SLOWER_RATIO = 0.1
-"""Share of its time by which a phase that waits may be longer at low clocks; one that computes would be by a third."""
-_CLEARLY_LOWER_RATIO = 0.8
+"""Share of its time by which a phase that waits may be longer at low clocks: at clocks lower by twice as much, one that
+computes is longer by more than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def _wait(
         times_s[sample.main_share.sm_clock_mhz].append(sample.time_s)
     top_mhz = max(times_s)
     fast_s = float(np.quantile(times_s[top_mhz], _QUANTILE))
-    slow_s = [own for mhz, at in times_s.items() if mhz <= _CLEARLY_LOWER_RATIO * top_mhz for own in at]
+    slow_s = [own for mhz, at in times_s.items() if mhz <= (1 - 2 * _SLOWER_RATIO) * top_mhz for own in at]
     most_s = (1 + _SLOWER_RATIO) * fast_s
     if slow_s and float(np.quantile(slow_s, _QUANTILE)) > most_s:
         return None

@@ -40,7 +40,7 @@ CLOCKS_MHZ = tuple(range(1410, 195, -15))
 LIMITS_W = (100.0, 400.0)
 TOP_POWER_W, STATIC_W = 390.0, 60.0
 CLOCKS = tuple(Setting(Lever.CLOCKS, mhz) for mhz in range(1400, 700, -25))
-CURVES = possible_curves(CLOCKS, LoopAtFullSpeed(300.0, 400.0, 1.0))
+CURVES = possible_curves(CLOCKS, LoopAtFullSpeed(300.0, 400.0, 1.0, 1.0))
 PERMITTED = 0.2
 OVERHEAD_S = 0.005
 WORLDS: dict[str, dict[str, object]] = {
@@ -249,7 +249,7 @@ def _search(
         Setting(Lever.CLOCKS, mhz): MeasuredPoint(own_s / time_s, own_j / energy_j, StandardErrors(*errors))
         for mhz, (own_s, own_j) in probes.items()
     }
-    curves = possible_curves(_clocks(levels), LoopAtFullSpeed(energy_j / time_s, None, 1.0))
+    curves = possible_curves(_clocks(levels), LoopAtFullSpeed(energy_j / time_s, None, 1.0, 1.0))
 
     def cost(times: FloatArray, energies: FloatArray) -> FloatArray:
         return objective.costs(times * time_s, energies * energy_j)

@@ -59,7 +59,7 @@ def test_the_frontier_is_what_a_later_deadline_saves() -> None:
 
     frontier = believed_frontier(GRAPH, believed, deadline_s=deadline_s)
 
-    assert frontier.late_s == pytest.approx([0.0, 0.002 * deadline_s, 0.005 * deadline_s, 0.01 * deadline_s])
+    assert frontier.late_s == pytest.approx([0.0, 0.0025 * deadline_s, 0.004 * deadline_s, 0.01 * deadline_s])
     for late_s, bound_j in zip(frontier.late_s, frontier.energies_j, strict=True):
         best = solve(GRAPH, believed, deadline_s=deadline_s + late_s)
         assert bound_j <= best.energy_j * (1 + 1e-9)

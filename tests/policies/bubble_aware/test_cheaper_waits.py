@@ -33,7 +33,7 @@ def _planned(
     model = PipelineModel(profile, graph, 1.0, 0.0, (latency,) * len(weights), CallCost.none(), POWER)
     cautious = _with_caution(profile, caution_ratio, waits_end_earlier_s=0.0)
     solved = solve(graph, cautious, deadline_s=timeline(graph, durations_s).iteration_time_s)
-    chosen = Candidates(model, cautious, solved, lambda: solved.lower_bound_j, is_forced=False).best()
+    chosen = Candidates(model, cautious, solved, lambda: solved.lower_bound_j, is_forced=False, search_share=1.0).best()
     return model, cautious, chosen
 
 
