@@ -110,6 +110,7 @@ def evaluate(
     target_s = target.iteration_time_s(baseline.iteration_time_s)
     times_s = [o.own_time_s for o in recent]
     earlier_s = [o.own_time_s for o in before]
+    noise_s = rules.certainty_sigma * baseline.iteration_sigma_s
     shortest, *longer = rules.windows
     is_any_late = max(times_s[-shortest:], default=0.0) > target_s * (1 + rules.budget_ratio)
     passed_s = target_s * max(passed, default=0.0) if is_any_late else 0.0
@@ -120,20 +121,17 @@ def evaluate(
         *((median, n, rules.budget_ratio, 0.0) for n in longer),
     ]
     for typical, num_iterations, budget_ratio, by_chance_s in checks:
-        chance_s = rules.certainty_sigma * baseline.iteration_sigma_s / math.sqrt(num_iterations)
         allowed_s = target_s * (1 + budget_ratio)
+        least_s = max(allowed_s + noise_s / math.sqrt(num_iterations), by_chance_s)
         window_s = times_s[-num_iterations:]
         if 0 < len(window_s) < num_iterations and min(window_s) > allowed_s:
             window_s = [*earlier_s, *window_s][-num_iterations:]
-        if len(window_s) >= num_iterations and (measured_s := typical(window_s)) > max(
-            allowed_s + chance_s, by_chance_s
-        ):
+        if len(window_s) >= num_iterations and (measured_s := typical(window_s)) > least_s:
             line = f"plan {plan.plan_id!r} takes {measured_s:.4g} s per iteration, {allowed_s:.4g} s are allowed"
             return Finding.TOO_SLOW, line
     if len(times_s) >= shortest and plan.predicted is not None:
         measured_s, expected_s = median(times_s[-shortest:]), plan.predicted.iteration_time_s
-        chance_s = rules.certainty_sigma * baseline.iteration_sigma_s / math.sqrt(shortest)
-        if measured_s < expected_s * (1 - rules.faster_ratio) - chance_s:
+        if measured_s < expected_s * (1 - rules.faster_ratio) - noise_s / math.sqrt(shortest):
             return Finding.JOB_IS_FASTER, f"an iteration takes {measured_s:.4g} s, {expected_s:.4g} s were expected"
     timed = [o for o in recent if o.is_timed]
     newest = [*(o for o in before if o.is_timed), *timed]
