@@ -49,7 +49,7 @@ class GuardRules:
     rise late in half of them; all where single iterations were as late by chance, under whatever plan."""
     gross_ratio: float = 0.05
     gross_iterations: int = 2
-    """Consecutive iterations that must all exceed `gross_ratio`, unless single ones were as late by chance."""
+    """Consecutive iterations that must all exceed `gross_ratio`, unless they differ and single ones were as late."""
     certainty_sigma: float = 2.0
     """A median must exceed the budget by this many of its standard errors."""
     faster_ratio: float = 0.05
@@ -109,13 +109,15 @@ def evaluate(
     """
     target_s = target.iteration_time_s(baseline.iteration_time_s)
     times_s = [o.own_time_s for o in recent]
-    earlier_s = [o.own_time_s for o in before]
+    all_s = [o.own_time_s for o in (*before, *recent)]
     noise_s = rules.certainty_sigma * baseline.iteration_sigma_s
     shortest, *longer = rules.windows
     is_any_late = max(times_s[-shortest:], default=0.0) > target_s * (1 + rules.budget_ratio)
     passed_s = target_s * max(passed, default=0.0) if is_any_late else 0.0
+    newest_s = all_s[-rules.gross_iterations :] or [0.0]
+    is_one_cause = max(newest_s) - min(newest_s) <= math.sqrt(2) * noise_s
     checks: list[tuple[Callable[[Sequence[float]], float], int, float, float]] = [
-        (min, rules.gross_iterations, rules.gross_ratio, passed_s),
+        (min, rules.gross_iterations, rules.gross_ratio, 0.0 if is_one_cause else passed_s),
         (median_low, shortest, rules.budget_ratio, passed_s),
         (min, shortest, rules.budget_ratio, 0.0),
         *((median, n, rules.budget_ratio, 0.0) for n in longer),
@@ -125,7 +127,7 @@ def evaluate(
         least_s = max(allowed_s + noise_s / math.sqrt(num_iterations), by_chance_s)
         window_s = times_s[-num_iterations:]
         if 0 < len(window_s) < num_iterations and min(window_s) > allowed_s:
-            window_s = [*earlier_s, *window_s][-num_iterations:]
+            window_s = all_s[-num_iterations:]
         if len(window_s) >= num_iterations and (measured_s := typical(window_s)) > least_s:
             line = f"plan {plan.plan_id!r} takes {measured_s:.4g} s per iteration, {allowed_s:.4g} s are allowed"
             return Finding.TOO_SLOW, line
@@ -241,8 +243,7 @@ def _is_faster_at_some_clock(
     newest = recent[-rules.windows[0] :]
     then, last = _times_at_clocks_s(what, first), _times_at_clocks_s(what, newest)
     ratios = [last[mhz] / then[mhz] for mhz in then.keys() & last.keys()]
-    ratios = ratios or [_mean_cycles(what, newest) / _mean_cycles(what, first)]
-    return min(ratios) < 1 - rules.faster_instruction_ratio
+    return min(ratios or [_mean_cycles(what, newest) / _mean_cycles(what, first)]) < 1 - rules.faster_instruction_ratio
 
 
 def _mean_cycles(what: str, observations: Sequence[IterationObservation]) -> float:

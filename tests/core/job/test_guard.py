@@ -255,8 +255,9 @@ def test_a_late_plan_counts_with_late_ones(before_s: list[float], times_s: list[
 
 
 def test_iterations_as_late_as_single_ones_were_by_chance_end_a_plan_only_if_all_four_are() -> None:
-    assert finding([1.2] * 2, passed=[1.2]) is None
-    assert finding([1.21] * 2, passed=[1.2]) is Finding.TOO_SLOW  # later than any by chance
+    assert finding([1.2, 1.3], passed=[1.2], sigma_s=0.02) is None
+    assert finding([1.21, 1.3], passed=[1.2], sigma_s=0.02) is Finding.TOO_SLOW  # later than any by chance
+    assert finding([1.2, 1.25], passed=[1.3], sigma_s=0.02) is Finding.TOO_SLOW  # alike within noise: one cause
     assert finding([1.02] * 4, passed=[1.2]) is Finding.TOO_SLOW  # as late, but all four
     assert finding([1.04, 1.0, 1.04, 1.04], passed=[1.04]) is None
     assert finding([1.04, 1.0, 1.04, 1.04], passed=[1.03]) is Finding.TOO_SLOW
