@@ -103,9 +103,8 @@ def evaluate(
 ) -> tuple[Finding, str] | None:
     """Return a finding about a plan with its log message, or None; `recent` are its regular iterations, newest last.
 
-    `before` are iterations under the preceding plans for the same target. They are included where the plan is too slow
-    from its first iteration on. `passed` is how late single iterations were by chance, see `passed_ratios`, and
-    `at_full_speed` are iterations of the baseline.
+    `before` are iterations under the preceding plans for the same target, included where the plan is too slow from its
+    first iteration on. `passed` is how late single iterations were by chance, `at_full_speed` are the baseline's.
     """
     target_s = target.iteration_time_s(baseline.iteration_time_s)
     times_s = [o.own_time_s for o in recent]

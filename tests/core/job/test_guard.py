@@ -217,9 +217,8 @@ def test_a_difference_within_the_noise_of_the_iterations_is_no_change() -> None:
     quiet = [iteration(k, time_s) for k, time_s in enumerate([0.978, 0.979, 0.977, 0.978, 0.978])]
 
     assert what_changed(before, now, at_least_ratio=0.02) is None
-    assert what_changed([iteration(k, 1.0) for k in range(8)], quiet, at_least_ratio=0.02) == (
-        "an iteration takes 0.978 times as long as before"
-    )
+    named = what_changed(iterations([1.0] * 8), quiet, at_least_ratio=0.02)
+    assert named == "an iteration takes 0.978 times as long as before"
 
 
 def _full_speed(times_s: Sequence[float]) -> list[IterationObservation]:
