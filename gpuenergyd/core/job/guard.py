@@ -2,9 +2,10 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from statistics import fmean, median, median_low
 from types import MappingProxyType
 
@@ -45,11 +46,10 @@ class GuardRules:
     windows: tuple[int, ...] = (4, 8, 16)
     """Numbers of a plan's regular iterations over which medians are checked: short windows react quickly, long ones are
     precise. In the shortest window more than half of the iterations must be too slow, because clocks may happen to
-    rise late in half of them; all of a plan that has outlasted the longest window, which had many chances."""
+    rise late in half of them; all where single iterations were as late by chance, under whatever plan."""
     gross_ratio: float = 0.05
     gross_iterations: int = 2
-    """Consecutive iterations that must all exceed `gross_ratio`, so that it is not due to chance; as many as in the
-    shortest window where plans have outlasted the longest one with such iterations."""
+    """Consecutive iterations that must all exceed `gross_ratio`, unless they differ and single ones were as late."""
     certainty_sigma: float = 2.0
     """A median must exceed the budget by this many of its standard errors."""
     faster_ratio: float = 0.05
@@ -75,7 +75,6 @@ class GuardWindow:
     """Number of returns to full speed because something was faster than expected, since the job last changed."""
     next_faster_return_at: int = 0
     """First iteration at which the next such return may happen."""
-
     plan_target: PerformanceTarget | None = None
     """Target at the time when the current plan began."""
 
@@ -99,48 +98,61 @@ def evaluate(
     rules: GuardRules,
     *,
     before: Sequence[IterationObservation] = (),
+    passed: Iterable[float] = (),
     at_full_speed: Sequence[IterationObservation] = (),
-    is_prediction_outdated: bool = False,
 ) -> tuple[Finding, str] | None:
     """Return a finding about a plan with its log message, or None; `recent` are its regular iterations, newest last.
 
-    `before` are iterations under the preceding plans for the same target. They are included where the plan is too slow
-    from its first iteration on. `at_full_speed` are iterations of the baseline.
+    `before` are iterations under the preceding plans for the same target, included where the plan is too slow from its
+    first iteration on. `passed` is how late single iterations were by chance, `at_full_speed` are the baseline's.
     """
     target_s = target.iteration_time_s(baseline.iteration_time_s)
     times_s = [o.own_time_s for o in recent]
-    earlier_s = [o.own_time_s for o in before]
-    shortest, longest = min(rules.windows), max(rules.windows)
-    known_s = [*earlier_s, *times_s][:-shortest]
-    is_used_to_it = len(known_s) > longest - shortest and max(known_s) > target_s * (1 + rules.gross_ratio)
-    gross = shortest if is_used_to_it else rules.gross_iterations
-    of_shortest = min if len(times_s) > longest else median_low
-    checks: list[tuple[Callable[[Sequence[float]], float], int, float]] = [(min, gross, rules.gross_ratio)]
-    checks += [(of_shortest if n == shortest else median, n, rules.budget_ratio) for n in rules.windows]
-    for typical, num_iterations, budget_ratio in checks:
-        chance_s = rules.certainty_sigma * baseline.iteration_sigma_s / math.sqrt(num_iterations)
+    all_s = [o.own_time_s for o in (*before, *recent)]
+    noise_s = rules.certainty_sigma * baseline.iteration_sigma_s
+    shortest, *longer = rules.windows
+    is_any_late = max(times_s[-shortest:], default=0.0) > target_s * (1 + rules.budget_ratio)
+    passed_s = target_s * max(passed, default=0.0) if is_any_late else 0.0
+    newest_s = all_s[-rules.gross_iterations :] or [0.0]
+    is_one_cause = max(newest_s) - min(newest_s) <= math.sqrt(2) * noise_s
+    checks: list[tuple[Callable[[Sequence[float]], float], int, float, float]] = [
+        (min, rules.gross_iterations, rules.gross_ratio, 0.0 if is_one_cause else passed_s),
+        (median_low, shortest, rules.budget_ratio, passed_s),
+        (min, shortest, rules.budget_ratio, 0.0),
+        *((median, n, rules.budget_ratio, 0.0) for n in longer),
+    ]
+    for typical, num_iterations, budget_ratio, by_chance_s in checks:
         allowed_s = target_s * (1 + budget_ratio)
+        least_s = max(allowed_s + noise_s / math.sqrt(num_iterations), by_chance_s)
         window_s = times_s[-num_iterations:]
         if 0 < len(window_s) < num_iterations and min(window_s) > allowed_s:
-            window_s = [*earlier_s, *window_s][-num_iterations:]
-        if len(window_s) >= num_iterations and typical(window_s) > allowed_s + chance_s:
-            measured_s = typical(window_s)
+            window_s = all_s[-num_iterations:]
+        if len(window_s) >= num_iterations and (measured_s := typical(window_s)) > least_s:
             line = f"plan {plan.plan_id!r} takes {measured_s:.4g} s per iteration, {allowed_s:.4g} s are allowed"
             return Finding.TOO_SLOW, line
-    if len(times_s) >= rules.windows[0] and plan.predicted is not None and not is_prediction_outdated:
-        measured_s = median(times_s[-rules.windows[0] :])
-        expected_s = plan.predicted.iteration_time_s
-        chance_s = rules.certainty_sigma * baseline.iteration_sigma_s / math.sqrt(rules.windows[0])
-        if measured_s < expected_s * (1 - rules.faster_ratio) - chance_s:
+    if len(times_s) >= shortest and plan.predicted is not None:
+        measured_s, expected_s = median(times_s[-shortest:]), plan.predicted.iteration_time_s
+        if measured_s < expected_s * (1 - rules.faster_ratio) - noise_s / math.sqrt(shortest):
             return Finding.JOB_IS_FASTER, f"an iteration takes {measured_s:.4g} s, {expected_s:.4g} s were expected"
     timed = [o for o in recent if o.is_timed]
     newest = [*(o for o in before if o.is_timed), *timed]
-    faster = _faster_instruction(timed, newest, rules)
-    faster = faster or _above_full_speed(newest[-rules.windows[0] :], at_full_speed, rules)
+    faster = _faster_instruction(timed, newest, rules) or _above_full_speed(newest[-shortest:], at_full_speed, rules)
     if faster is None:
         return None
     num_ranks = len({sample.pp_rank for sample in newest[-1].instruction_samples})
     return Finding.STAGE_IS_FASTER if num_ranks > 1 else Finding.JOB_IS_FASTER, faster
+
+
+def passed_ratios(
+    kept: Sequence[IterationObservation], targets_s: Mapping[str, float], rules: GuardRules
+) -> Iterator[float]:
+    """Yield times, relative to their plans' targets, of older iterations after which the next one was on time."""
+    shortest, longest = min(rules.windows), max(rules.windows)
+    regular = [o for o in kept[:-shortest] if o.is_regular]
+    known = [(o, targets_s[o.plan_id]) for o in regular if o.plan_id is not None and o.plan_id in targets_s]
+    for (o, target_s), (following, _) in pairwise(known) if len(known) > longest - shortest else ():
+        if following.plan_id == o.plan_id and following.own_time_s <= target_s * (1 + rules.budget_ratio):
+            yield o.own_time_s / target_s
 
 
 def _faster_instruction(
@@ -207,11 +219,7 @@ def _above_full_speed(
 
 def _highest_clocks_mhz(observations: Sequence[IterationObservation]) -> dict[str, int]:
     """Return the highest clock at which each kind of instruction ran from start to end."""
-    found: dict[str, int] = defaultdict(int)
-    for sample in (own for observation in observations for own in observation.instruction_samples):
-        if len(sample.shares) == 1 and not sample.kind.is_wait:
-            found[_name(sample)] = max(found[_name(sample)], sample.shares[0].sm_clock_mhz)
-    return found
+    return dict(sorted(_all_times_at_clocks_s(observations)))  # of each kind, the highest comes last
 
 
 def _all_times_at_clocks_s(observations: Sequence[IterationObservation]) -> dict[tuple[str, int], list[float]]:
@@ -234,8 +242,7 @@ def _is_faster_at_some_clock(
     newest = recent[-rules.windows[0] :]
     then, last = _times_at_clocks_s(what, first), _times_at_clocks_s(what, newest)
     ratios = [last[mhz] / then[mhz] for mhz in then.keys() & last.keys()]
-    ratios = ratios or [_mean_cycles(what, newest) / _mean_cycles(what, first)]
-    return min(ratios) < 1 - rules.faster_instruction_ratio
+    return min(ratios or [_mean_cycles(what, newest) / _mean_cycles(what, first)]) < 1 - rules.faster_instruction_ratio
 
 
 def _mean_cycles(what: str, observations: Sequence[IterationObservation]) -> float:
@@ -247,12 +254,8 @@ def _mean_cycles(what: str, observations: Sequence[IterationObservation]) -> flo
 
 def _times_at_clocks_s(what: str, observations: Sequence[IterationObservation]) -> dict[int, float]:
     """Return the median time of a kind of instruction, by the clock at which it ran from start to end."""
-    times_s: dict[int, list[float]] = defaultdict(list)
-    for observation in observations:
-        for sample in observation.instruction_samples:
-            if _name(sample) == what and len(sample.shares) == 1:
-                times_s[sample.shares[0].sm_clock_mhz].append(sample.time_s)
-    return {mhz: median(values) for mhz, values in times_s.items()}
+    times_s = _all_times_at_clocks_s(observations)
+    return {mhz: median(values) for (name, mhz), values in times_s.items() if name == what}
 
 
 def what_changed(

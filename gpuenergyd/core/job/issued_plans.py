@@ -66,7 +66,7 @@ class IssuedPlans:
     last_apply_at: int = 0
     """First iteration of the newest plan sent."""
     _id_of_epoch: dict[int, str] = field(default_factory=lambda: {0: BASELINE_PLAN_ID})
-    _target_when_made_s: dict[str, float] = field(default_factory=dict)
+    target_when_made_s: dict[str, float] = field(default_factory=dict)
     """Target iteration time for which each tuned plan was made."""
     _for_straggler: set[str] = field(default_factory=set)
     _awaited: tuple[int, int] | None = None
@@ -117,7 +117,7 @@ class IssuedPlans:
 
     def record_target(self, plan_id: str, target_s: float, *, is_forced: bool) -> None:
         """Record the target iteration time of a plan, and whether a straggler determines it."""
-        self._target_when_made_s[plan_id] = target_s
+        self.target_when_made_s[plan_id] = target_s
         if is_forced:
             self._for_straggler.add(plan_id)
 
@@ -165,13 +165,9 @@ class IssuedPlans:
         """Return whether a plan was made for a straggler's pace."""
         return plan_id in self._for_straggler
 
-    def target_when_made_s(self, plan_id: str) -> float | None:
-        """Return the target iteration time for which a plan was made; None if unknown."""
-        return self._target_when_made_s.get(plan_id)
-
     def is_fast_enough(self, plan: ClockPlan, target_s: float) -> bool:
         """Return whether a plan was made for this target iteration time or a shorter one."""
-        made_for_s = self._target_when_made_s.get(plan.plan_id)
+        made_for_s = self.target_when_made_s.get(plan.plan_id)
         return made_for_s is not None and made_for_s <= target_s * (1 + _SAME_TIME_RATIO)
 
     def newest_fast_enough(self, target_s: float) -> ClockPlan | None:
@@ -184,7 +180,7 @@ class IssuedPlans:
         self.kept = [plan for plan in self.kept if plan.purpose is PlanPurpose.BASELINE]
         at_full_speed = self.num_dropped.get(PlanPurpose.BASELINE, 0)
         self.num_dropped = {PlanPurpose.BASELINE: at_full_speed} if at_full_speed else {}
-        self._target_when_made_s.clear()
+        self.target_when_made_s.clear()
         self._for_straggler.clear()
 
     def snapshot(self) -> IssuedPlansSnapshot:
@@ -194,7 +190,7 @@ class IssuedPlans:
             num_dropped=dict(self.num_dropped),
             last_apply_at=self.last_apply_at,
             id_of_epoch=dict(self._id_of_epoch),
-            target_when_made_s=dict(self._target_when_made_s),
+            target_when_made_s=dict(self.target_when_made_s),
             for_straggler=frozenset(self._for_straggler),
             settling_from=tuple(self._settling_from),
             power_limits_w=self._power_limits_w,
@@ -206,7 +202,7 @@ class IssuedPlans:
         self.kept, self.num_dropped = list(snapshot.kept), dict(snapshot.num_dropped)
         self.last_apply_at = snapshot.last_apply_at
         self._id_of_epoch = dict(snapshot.id_of_epoch)
-        self._target_when_made_s = dict(snapshot.target_when_made_s)
+        self.target_when_made_s = dict(snapshot.target_when_made_s)
         self._for_straggler = set(snapshot.for_straggler)
         self._settling_from, self._power_limits_w = list(snapshot.settling_from), snapshot.power_limits_w
         self._power_profiles = snapshot.power_profiles
@@ -224,5 +220,5 @@ class IssuedPlans:
         dropped = self.kept.pop(trials_last[0])
         self.num_dropped[dropped.purpose] = self.num_dropped.get(dropped.purpose, 0) + 1
         if num_times[dropped.plan_id] == 1:
-            self._target_when_made_s.pop(dropped.plan_id, None)
+            self.target_when_made_s.pop(dropped.plan_id, None)
             self._for_straggler.discard(dropped.plan_id)

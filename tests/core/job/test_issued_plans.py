@@ -41,7 +41,7 @@ def test_the_number_of_kept_plans_is_bounded_and_needed_plans_are_kept() -> None
         known = plans.purposes()
         assert all(known[plan_id] is plans.purpose_of(plan_id) for plan_id in remembered[-3:])
         assert set(remembered) | {own.plan_id for own in issued[-NEWEST:]} <= known.keys()
-        assert len(plans._target_when_made_s) <= MAX_PLANS_KEPT
+        assert len(plans.target_when_made_s) <= MAX_PLANS_KEPT
         assert len(plans._for_straggler) <= MAX_PLANS_KEPT
 
 

@@ -4,11 +4,11 @@ If the plan passes, a block at full speed follows when it is time for one, other
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuenergyd.core.job.control.faults import Faults
 from gpuenergyd.core.job.control.plan_control import PlanControl
-from gpuenergyd.core.job.guard import Finding, evaluate, what_changed
+from gpuenergyd.core.job.guard import Finding, evaluate, passed_ratios, what_changed
 from gpuenergyd.core.job.messages import Command, RecordIteration
 from gpuenergyd.core.measurement.observation import IterationObservation
 from gpuenergyd.core.pipeline.plan import PlanPurpose
@@ -112,8 +112,7 @@ def _may_return_to_full_speed(control: PlanControl) -> bool:
     guard, last = control.guard, control.reports.last_index
     if last < guard.next_faster_return_at:
         return False
-    distance = _FASTER_CHECK_DISTANCE * 2 ** min(guard.num_faster_returns, _MAX_DOUBLINGS)
-    guard.next_faster_return_at = last + distance
+    guard.next_faster_return_at = last + _FASTER_CHECK_DISTANCE * 2 ** min(guard.num_faster_returns, _MAX_DOUBLINGS)
     guard.num_faster_returns += 1
     return True
 
@@ -144,23 +143,24 @@ def _finding(
     """
     if control.current.purpose is not PlanPurpose.TUNED:
         return None
-    recent = control.knowledge.iterations.regular_under(control.current.plan_id, since=control.guard.since)
+    kept, targets_s = control.knowledge.iterations, control.knowledge.plans.target_when_made_s
+    recent = kept.regular_under(control.current.plan_id, since=control.guard.since)
     finding = None
     if control.rules.is_guarding:
         finding = evaluate(
             recent,
-            control.current,
+            replace(control.current, predicted=None) if control.guard.num_faster_checks else control.current,
             baseline,
             control.evaluated_for(target),
             control.rules.guard,
             before=_under_plans_before(control),
+            passed=passed_ratios(kept.kept, targets_s, control.rules.guard),
             at_full_speed=control.knowledge.full_speed(),
-            is_prediction_outdated=control.guard.num_faster_checks > 0,
         )
     if finding is None and len(recent) >= control.rules.redeeming_iterations:
         faults.redeem()
     if finding is not None and finding[0] is Finding.TOO_SLOW:
-        made_for_s = control.knowledge.plans.target_when_made_s(control.current.plan_id)
+        made_for_s = targets_s.get(control.current.plan_id)
         is_same_target = control.guard.target == control.guard.plan_target
         if made_for_s is not None and is_same_target and _meets(control, made_for_s, recent, baseline):
             full_speed = f"{baseline.iteration_time_s:.4g} s per iteration"
@@ -173,12 +173,12 @@ def _under_plans_before(control: PlanControl) -> list[IterationObservation]:
     """Return the newest regular iterations under tuned plans made for the same target just before the current plan."""
     plans, purposes = control.knowledge.plans, control.knowledge.plans.purposes()
     found: list[IterationObservation] = []
-    target_s = plans.target_when_made_s(control.current.plan_id)
+    target_s = plans.target_when_made_s.get(control.current.plan_id)
     for observation in reversed(control.knowledge.iterations.kept):
         plan_id = observation.plan_id
         if plan_id == control.current.plan_id and not found:
             continue
-        is_alike = plan_id is not None and plans.target_when_made_s(plan_id) == target_s
+        is_alike = plan_id is not None and plans.target_when_made_s.get(plan_id) == target_s
         is_tuned = purposes.get(plan_id) is PlanPurpose.TUNED
         if not is_tuned or not is_alike or len(found) == max(control.rules.guard.windows):
             break
