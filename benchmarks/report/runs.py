@@ -111,7 +111,7 @@ RUNS = (
         data=("gpu",)),
     Run("client-cost", "client_cost.py", _args("--rounds 200 --json"), _args("--rounds 10 --json"), 3, 300),
     Run("host-bound", "host_bound.py", _args("--json"),
-        _args("--pairs 1 --only observe --programs loop --json"), 1400, 2400, is_usual=False),
+        _args("--pairs 1 --only observe --programs loop --json"), 1400, 2600, is_usual=False),
     Run("overhead", "overhead.py", _args("--pairs 20 --json"), _args("--pairs 3 --steps 2 --json"), 240, 900,
         has_target=False),
     Run("adapter-overhead", "adapter_overhead.py", _args("--json"),

@@ -139,21 +139,20 @@ def _change_around(
     """
     before = [own for own in full_speed if own.iteration_index < seen.iteration_index][-_NEIGHBOURS:]
     after = [own for own in full_speed if own.iteration_index > seen.iteration_index][:_NEIGHBOURS]
-    baseline_s = view.baseline.iteration_time_s
-    near_s = _middle([own.own_time_s for own in before], [own.own_time_s for own in after])
-    sigma_s = max(view.baseline.iteration_sigma_s, LEAST_TIME_ERROR * baseline_s)
-    if near_s is None or abs(near_s - baseline_s) <= _DISTURBED * sigma_s / math.sqrt(len(before) + len(after)):
+    baseline_s, times_s = view.baseline.iteration_time_s, [own.own_time_s for own in (*before, *after)]
+    noise_s = max(view.baseline.iteration_sigma_s, LEAST_TIME_ERROR * baseline_s) / math.sqrt(max(1, len(times_s)))
+    if not times_s or abs(fmean(times_s) - baseline_s) <= _DISTURBED * noise_s:
         return _NO_CHANGE
-    near_j = _middle(*([own.energy_j for own in side if own.energy_j is not None] for side in (before, after)))
-    return _Change(near_s / baseline_s, near_s / baseline_s if near_j is None else near_j / baseline_j)
+    time_ratio = _middle(times_s[: len(before)], times_s[len(before) :]) / baseline_s
+    energies_j = [[own.energy_j for own in side if own.energy_j is not None] for side in (before, after)]
+    return _Change(time_ratio, _middle(*energies_j) / baseline_j if any(energies_j) else time_ratio)
 
 
-def _middle(before: Sequence[float], after: Sequence[float]) -> float | None:
+def _middle(before: Sequence[float], after: Sequence[float]) -> float:
     """Return the value between two sides; before any afterwards, one that falls on as it did, but does not rise."""
     if before and not after:
         return min(fmean(before), max(2 * before[-1] - before[0], 0.5 * before[-1]))
-    sides = [fmean(side) for side in (before, after) if side]
-    return fmean(sides) if sides else None
+    return fmean(fmean(side) for side in (before, after) if side)
 
 
 def standard_errors(view: JobView, num_iterations: int) -> StandardErrors:
