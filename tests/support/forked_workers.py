@@ -99,7 +99,7 @@ class _Worker:
         """Wait until it has ended by itself, or end it."""
         if not self.has_ended:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGTERM)
+                os.kill(self.pid, signal.SIGKILL)  # a test may ignore other signals
         self.reports.close()
         self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
