@@ -49,7 +49,7 @@ pages: $(STAMP)  ## write the generated pages, pictures and figures of the docum
 docs: $(STAMP)  ## build the documentation site into build/docs/
 	$(BIN)/python -m docs.site build/docs
 
-test: $(STAMP)  ## the quick checks and the usual tests: less than 7 minutes on two cores
+test: $(STAMP)  ## the quick checks and the usual tests: 7 to 10 minutes on two cores
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync lint layers spelling
 	@$(MAKE) --no-print-directory unit
 

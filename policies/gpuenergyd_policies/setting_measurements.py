@@ -149,9 +149,9 @@ def _change_around(
 
 
 def _middle(before: Sequence[float], after: Sequence[float]) -> float:
-    """Return the value between two sides; before any afterwards, one that falls on as it did, but does not rise."""
+    """Return the value between those before and after; without any after, a fall goes on, and a rise does not."""
     if before and not after:
-        return min(fmean(before), max(2 * before[-1] - before[0], 0.5 * before[-1]))
+        return min(fmean(before), before[-1] ** 2 / before[0])
     return fmean(fmean(side) for side in (before, after) if side)
 
 

@@ -205,7 +205,7 @@ def test_a_loop_that_waits_for_memory_saves_at_the_time_of_full_speed() -> None:
     assert estimate.saving.saving_ratio.low > 0.05
 
 
-@pytest.mark.parametrize("first_faster", [12, 16, 20])
+@pytest.mark.parametrize("first_faster", [11, 16, 20])
 def test_a_loop_that_becomes_faster_during_its_trials_does_not_seem_to_wait_for_memory(first_faster: int) -> None:
     run = loop_training(Uniform(), random_gpu_work(0, "compute-bound"), max_slowdown_ratio=0.0, seed=first_faster)
     lowered = []
@@ -214,8 +214,8 @@ def test_a_loop_that_becomes_faster_during_its_trials_does_not_seem_to_wait_for_
         run.run(1)
         lowered.append(run.job.current_plan.purpose is PlanPurpose.TUNED and bool(run.job.current_plan.ranks))
 
-    assert any(plan.purpose is PlanPurpose.TRIAL for plan in run.job.knowledge.plans.kept)
     assert not any(lowered)
+    assert any(plan.purpose is PlanPurpose.TRIAL for plan in run.job.knowledge.plans.kept)
 
 
 def test_a_loop_that_computes_stays_at_full_speed_after_its_trials() -> None:

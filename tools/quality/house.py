@@ -55,7 +55,7 @@ def figures(root: Path = ROOT) -> tuple[Figure, ...]:
         Figure("lines of tests", _total(lines, ("tests",)), limit=92_480, target=70_000),
         Figure(f"folders with more than {MAX_FILES} files", len(crowded), limit=0, target=0, details=crowded),
         Figure(f"files over {MAX_LINES} lines without a reason", len(long), limit=0, target=0, details=long),
-        Figure("numeric constants of policies", constants, limit=240),
+        Figure("numeric constants of policies", constants, limit=241),
         *(Figure(f"  lines of {part}", sum(own.values())) for part, own in lines.items()),
     )
 

@@ -91,8 +91,8 @@ class PhaseMarks:
         """Phases of the present iteration so far, marked or not, and of an iteration when they were registered."""
         self._recent: deque[int] = deque(maxlen=_MAX_LEARNED)
         """Numbers of phases of the newest iterations."""
-        self._num_alike = 0
-        """Newest iterations in a row with equal numbers of phases, but not the usual one."""
+        self._are_all_marked = False
+        """Whether dropped phases are marked too, because the newest iterations all run others than usual."""
         self._num_wanted = 0
         """Number of phases of most of the newest iterations, if it is not the usual one."""
         self._has_phases = False
@@ -304,7 +304,7 @@ class PhaseMarks:
         assert self._client is not None
         self._kind = kind
         self._num_phases += 1
-        if self._kept is None or (kind, index, 0) in self._kept or self._num_alike >= _NUM_ALIKE:
+        if self._kept is None or (kind, index, 0) in self._kept or self._are_all_marked:
             self._slot = self._client.begin_instruction(kind, index)
 
     def _end(self) -> None:
@@ -317,38 +317,39 @@ class PhaseMarks:
         assert self._client is not None
         order = None
         if len(self._learned) >= _MIN_LEARNED:
-            order = kept_phases([self._learned[-2], self._learned[-1]])
+            newest = list(self._learned)[-2:]
+            order, self._num_usual = kept_phases(newest), len(newest[-1].instructions)
         if order is None and self._num_begun > _MAX_LEARNED:
             order = WHOLE_ITERATION
         if order == WHOLE_ITERATION:
             self.register_whole()
         elif order is not None:
             self._is_learning, self._kept = False, frozenset(order)
-            self._num_usual = len(self._learned[-1].instructions)
             self._client.register(order)
 
     def _see_change(self) -> None:
         """See whether most iterations run other phases than the registered ones."""
         if self._is_learning or self.is_whole:
             return
-        recent, is_alike = self._recent, bool(self._recent) and self._num_phases == self._recent[-1]
-        recent.append(self._num_phases)
+        recent, num_phases = self._recent, self._num_phases
+        recent.append(num_phases)
         if recent.count(self._num_usual) == len(recent):
             return
-        self._num_alike = 0 if self._num_phases == self._num_usual else 1 + is_alike * self._num_alike
+        are_alike = list(recent)[-_NUM_ALIKE:] == [num_phases] * _NUM_ALIKE
+        self._are_all_marked = are_alike and num_phases != self._num_usual
         (common, num_common), *_ = Counter(recent).most_common(1)
-        self._num_wanted = common if num_common > _MAX_LEARNED // 2 and common != self._num_usual else 0
-        self._shall_be_whole |= num_common < len(recent) // 2 == _MAX_LEARNED // 2
+        self._num_wanted = common if num_common > _MAX_LEARNED / 2 and common != self._num_usual else 0
+        self._shall_be_whole |= len(recent) == _MAX_LEARNED and num_common < _MAX_LEARNED / 2
 
     def _change(self) -> None:
-        """Register the phases of most iterations, once the times of all of them are known from two."""
+        """Register the phases of most iterations, once two iterations in which all of them were timed are known."""
         newest = list(self._learned)[-2:]
         order = kept_phases(newest) if len(newest[-1].instructions) == self._num_wanted else None
         if order == WHOLE_ITERATION:
             self._become_whole()
         elif order is not None and self._client is not None:
             self._kept, self._num_usual, self._num_wanted = frozenset(order), self._num_wanted, 0
-            self._num_alike = 0
+            self._are_all_marked = False
             self._recent.clear()
             self._client.pause()
             self._client.change_order(order, num_microbatches=max(1 + index for _, index, _ in order))

@@ -219,7 +219,8 @@ def _above_full_speed(
 
 def _highest_clocks_mhz(observations: Sequence[IterationObservation]) -> dict[str, int]:
     """Return the highest clock at which each kind of instruction ran from start to end."""
-    return dict(sorted(_all_times_at_clocks_s(observations)))  # of each kind, the highest comes last
+    by_clock = sorted(_all_times_at_clocks_s(observations), key=lambda at: at[1])
+    return dict(by_clock)  # of the entries of one kind, the last one stays
 
 
 def _all_times_at_clocks_s(observations: Sequence[IterationObservation]) -> dict[tuple[str, int], list[float]]:

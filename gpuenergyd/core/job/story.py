@@ -38,11 +38,7 @@ class Notices:
         self.last, self.last_at = reason, num_iterations
 
     def add_rarely(self, kind: str, reason: str, num_iterations: int, *, every: int) -> bool:
-        """Replace the last notice; return whether it was replaced.
-
-        Per kind, that is after `every` iterations at least, and after twice as many as at the last one: so a job
-        with short iterations that is disturbed all the time has 20 in its first day, not one a second.
-        """
+        """Replace the last notice, per kind after `every` iterations, then ever more rarely; return whether it was."""
         before = self.recorded_at.get(kind)
         if before is not None and num_iterations < max(before + every, 2 * before):
             return False

@@ -25,12 +25,13 @@ from gpuenergyd_policies.learning.sizes import Factors
 
 COMMON_ERROR_RATIO = 0.003
 """Of one instruction's time, and of the mean of any number of times or energies: iterations have errors in common."""
-_LITTLE = 0.03
-"""Shares of an instruction's time below this tell nothing of their clocks: their progress is that of the prior. Times
-with fewer calls per instruction, on average, count as times without calls."""
+_MIN_SHARE_RATIO = 0.03
+"""Shares of an instruction's time below this tell nothing of their clocks: their progress is that of the prior."""
 _ENERGY_NOISE_RATIO = 0.02
 _MIN_FOR_NOISE = 4
 """Iterations under one plan from which their powers tell the noise of energies."""
+_MOST_UNCOUNTED_CALLS = 0.02
+"""Mean number of calls per instruction up to which times count as times without calls."""
 
 
 def times_seen(observations: Iterable[IterationObservation]) -> list[TimeSeen]:
@@ -41,7 +42,7 @@ def times_seen(observations: Iterable[IterationObservation]) -> list[TimeSeen]:
             if not sample.time_s > 0:
                 continue
             shares = sorted((s.sm_clock_mhz, s.time_s) for s in sample.shares)
-            least_s = _LITTLE * sample.time_s
+            least_s = _MIN_SHARE_RATIO * sample.time_s
             sigma = COMMON_ERROR_RATIO * math.sqrt(1 + 1 / max(1, sample.count))
             found.append(
                 TimeSeen(
@@ -57,7 +58,7 @@ def times_seen(observations: Iterable[IterationObservation]) -> list[TimeSeen]:
 
 def _calls_in(sample: InstructionSample, observation: IterationObservation) -> tuple[CallSeen, ...]:
     """Return the calls that set the clock during the instructions of a sample."""
-    if sample.num_calls <= _LITTLE:
+    if sample.num_calls <= _MOST_UNCOUNTED_CALLS:
         return ()
     found, left = [], sample.num_calls
     for call in observation.call_samples:
@@ -67,7 +68,7 @@ def _calls_in(sample: InstructionSample, observation: IterationObservation) -> t
             after_mhz = call.after.sm_clock_mhz if call.after.time_s else call.before.sm_clock_mhz
             found.append(CallSeen(call.before.sm_clock_mhz, after_mhz, count))
             left -= count
-    if left > _LITTLE:
+    if left > _MOST_UNCOUNTED_CALLS:
         main_mhz = sample.main_share.sm_clock_mhz
         found.append(CallSeen(main_mhz, main_mhz, left))
     return tuple(found)

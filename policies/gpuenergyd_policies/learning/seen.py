@@ -21,8 +21,10 @@ from gpuenergyd_policies.learning.waits import WaitingPhase
 
 _ROUNDS = 3
 """Linearizations; the second hardly changes the first."""
-_SMALL_SHARE = 0.1
-"""Of a GPU's energy: instructions that draw less do not show in it. Of time at full speed: clocks may still rise."""
+_MIN_BUSY_SHARE = 0.1
+"""Least share of a GPU's energy that its instructions must have drawn for it to tell their power."""
+_MAX_SLOWER_SHARE = 0.1
+"""Share of time below full speed in iterations at full speed: clocks may still rise in the first one."""
 _SEPARATE_KINDS = frozenset({InstructionKind.O, InstructionKind.C, InstructionKind.D})
 """Kinds that do other work than the forwards and backwards that prior curves are of."""
 
@@ -281,8 +283,8 @@ def reference_powers_w(
         busy_s = sum(s.time_s for s in seen.spent if s.key is not None)
         waiting_s = sum(s.time_s for s in seen.spent if s.key is None)
         slower_s = sum(s.time_s for s in seen.spent if s.key is not None and s.sm_clock_mhz < full_speed_mhz[s.key])
-        if busy_s > 0 and slower_s <= _SMALL_SHARE * busy_s:
-            busy_j = max(seen.energy_j - waiting.power_w * waiting_s, _SMALL_SHARE * seen.energy_j)
+        if busy_s > 0 and slower_s <= _MAX_SLOWER_SHARE * busy_s:
+            busy_j = max(seen.energy_j - waiting.power_w * waiting_s, _MIN_BUSY_SHARE * seen.energy_j)
             sums[seen.pp_rank][0] += busy_j
             sums[seen.pp_rank][1] += busy_s
     missing = sorted({own.key.pp_rank for own in classes} - set(sums))
@@ -327,7 +329,7 @@ def power_evidence(
             for low in [math.log(s.sm_clock_mhz / top_of_rank[seen.pp_rank])]
         ]
         own_j = seen.energy_j - sum(joules for joules, _ in waits_j)
-        if not own_j > _SMALL_SHARE * seen.energy_j:
+        if not own_j > _MIN_BUSY_SHARE * seen.energy_j:
             continue
         for share in seen.spent:
             if share.key is not None and share.time_s > 0:
