@@ -70,7 +70,7 @@ def _text(value: Any) -> str:
         case list() | tuple():
             return ", ".join(map(_text, value)) or "none"
         case dict():
-            return ", ".join(f"{key}: {_text(own)}" for key, own in value.items()) or "none"
+            return ", ".join(f"{key}: {_text(item)}" for key, item in value.items()) or "none"
         case _:
             return str(value)
 

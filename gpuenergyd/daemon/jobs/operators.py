@@ -73,7 +73,7 @@ class OrderFile:
         Raises:
             GpuEnergyError: the file cannot be written; it is unchanged.
         """
-        kept = {known: own for known, own in self._orders.items() if known != key}
+        kept = {known: order for known, order in self._orders.items() if known != key}
         if orders != OperatorOrders():
             kept[key] = orders
         if kept == self._orders:

@@ -149,8 +149,8 @@ class Replicas:
         self._prepare(group)
         share = handle_budget([self._targets[job_id] for job_id in covered], report.budget)
         paces = [self._runners[job_id].job.knowledge.pace for job_id in covered]
-        slowest = max(paces, key=lambda own: own.own_time_s or 0.0)
-        overheads_s = [own.overhead_s for own in paces if own.overhead_s is not None]
+        slowest = max(paces, key=lambda pace: pace.own_time_s or 0.0)
+        overheads_s = [pace.overhead_s for pace in paces if pace.overhead_s is not None]
         straggler_time_s = runner.job.target.straggler_time_s
         least_s = min(overheads_s, default=None)
         return PaceReply(slowest.own_time_s, straggler_time_s, slowest.num_readings, least_s, share)

@@ -248,7 +248,7 @@ class NvmlHost:
                 return None
             raise nvml_error(error.value, "event set") from None
         try:
-            for device in [own for own in self._devices.values() if own.handle is not None]:
+            for device in [device for device in self._devices.values() if device.handle is not None]:
                 with contextlib.suppress(pynvml.NVMLError):  # a GPU without Xid events must not hide the others
                     pynvml.nvmlDeviceRegisterEvents(device.handle, _XID, events)
             data = pynvml.nvmlEventSetWait_v2(events, round(timeout_s * 1000))

@@ -432,7 +432,7 @@ class Supervisor:
         found = {identity.gpu_uuid: plausible(identity) for identity in identities}
         for identity in found.values():
             self._gate.refresh(identity)
-        self._identities = tuple(found.get(own.gpu_uuid, own) for own in self._identities)
+        self._identities = tuple(found.get(identity.gpu_uuid, identity) for identity in self._identities)
 
     # Any thread
 

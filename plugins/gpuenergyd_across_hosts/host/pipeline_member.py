@@ -149,7 +149,7 @@ class PipelineMembers:
         key = (session.peer.uid, runner.job.description.job_name, place.run, place.dp_rank, place.pp_rank)
         stage = self._stages.get(key)
         if stage is None or (stage.num_pp_ranks, stage.num_tp_ranks) != (num_pp_ranks, num_tp_ranks):
-            self._stages = {k: own for k, own in self._stages.items() if not own.is_ended}
+            self._stages = {k: stage for k, stage in self._stages.items() if not stage.is_ended}
             zone = self.jobs.services.carbon_zone
             stage = self._stages[key] = HostStage(place.pp_rank, num_pp_ranks, num_tp_ranks, zone)
         gpus = self.jobs.services.gpus

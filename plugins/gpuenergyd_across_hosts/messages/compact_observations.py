@@ -145,7 +145,7 @@ def _packed(
         key = of_class[call.instruction_class.kind, call.instruction_class.chunk_index]
         shares = *_share_numbers(call.before), *_share_numbers(call.after)
         more.append(_CALL.pack(key, min(call.count, _MAX_COUNT), *shares))
-    by_column = [_by_column(rows, own.size) for rows, own in ((sample_rows, _SAMPLE), (time_rows, _TIME_AT))]
+    by_column = [_by_column(rows, layout.size) for rows, layout in ((sample_rows, _SAMPLE), (time_rows, _TIME_AT))]
     return b"".join([*parts, *by_column, *more])
 
 

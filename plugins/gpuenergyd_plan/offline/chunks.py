@@ -33,7 +33,7 @@ def plan_chunk_order(plain: Schedule, task: OrderTask) -> OrderPlan:
     """
     profile, num_ranks = task.profile, plain.num_ranks
     by_stage = {
-        (plain.stage_index(key.pp_rank, key.chunk_index), key.kind): own for key, own in profile.classes.items()
+        (plain.stage_index(key.pp_rank, key.chunk_index), key.kind): curve for key, curve in profile.classes.items()
     }
     found: list[OrderPlan] = []
     for schedule in dict.fromkeys(_schedules(plain, task)):

@@ -49,7 +49,7 @@ def parse_profile_table(path: Path, text: str) -> ProfileTable:
                 f"{where}: {cells['instruction']} of stage {key.pp_rank} at {option.sm_clock_mhz} MHz is given twice"
             )
         of_ranks[rank] = option
-    options = {key: [_of_stage(own) for own in clocks.values()] for key, clocks in measured.items()}
+    options = {key: [_of_stage(rows) for rows in clocks.values()] for key, clocks in measured.items()}
     if not options:
         raise ProfileError(f"{path}: no measurements below the header")
     num_stages = max(key.pp_rank for key in options) + 1

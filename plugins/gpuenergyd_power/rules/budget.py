@@ -50,7 +50,7 @@ class PowerBudget:
 
     def is_of_use(self, now_at: datetime) -> bool:
         """Return whether it limits power now or later."""
-        return self.end_at is None or max((self.end_at, *(own.end_at for own in self.fallback))) > now_at
+        return self.end_at is None or max((self.end_at, *(part.end_at for part in self.fallback))) > now_at
 
 
 def budget_problem(budget_w: float) -> str | None:

@@ -107,7 +107,7 @@ class VirtualGpus(ABC):
         return min(ceiling, fitting[0] if fitting else self.clocks_mhz[-1])
 
     def _profile_factors(self, r: int) -> tuple[float, float]:
-        profiles = [own for apply_at, own in self.profiles if apply_at <= self.iteration_index]
+        profiles = [profile for apply_at, profile in self.profiles if apply_at <= self.iteration_index]
         return self.power_profiles.get(profiles[-1].get(r, -1), (1.0, 1.0)) if profiles else (1.0, 1.0)
 
     def _clock_at(self, r: int, at_s: float) -> int:

@@ -96,8 +96,8 @@ def exact_profile(
 ) -> PipelineProfile:
     """Return the true times and energies of instructions at some clocks, in the form that planners use."""
     classes = {}
-    for key, own in work.items():
-        times_s = {clock: own.time_s(clock) for clock in clocks_mhz}
-        options = [ClockOption(clock, time_s, time_s * own.power_w(clock)) for clock, time_s in times_s.items()]
+    for key, curve in work.items():
+        times_s = {clock: curve.time_s(clock) for clock in clocks_mhz}
+        options = [ClockOption(clock, time_s, time_s * curve.power_w(clock)) for clock, time_s in times_s.items()]
         classes[key] = instruction_profile(options, where=str(key))
     return PipelineProfile(classes, blocking_power_w)

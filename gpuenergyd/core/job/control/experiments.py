@@ -145,7 +145,7 @@ class Experiments:
 
         Clocks take effect late, and energy is only known when the counters have new values.
         """
-        latency_s = max(own.switch_latency_s for own in self.ranks.gpus.values())
+        latency_s = max(gpu.switch_latency_s for gpu in self.ranks.gpus.values())
         least = self.rules.experiment_iterations + round(latency_s / baseline.iteration_time_s)
         period_s = self.knowledge.iterations.typical(_counter_period_s)
         settling = max(0, round(period_s / baseline.iteration_time_s) - 1)
@@ -221,9 +221,9 @@ class Experiments:
         if len(newest) < _SHOWN_BY:
             return extra_s
         if self.ranks.has_waits and (at_full_speed := self.knowledge.full_speed()[-_NEWEST:]):
-            full_s = max(median(_time_s(own) for own in at_full_speed), _given_pace_s(target))
+            full_s = max(median(_time_s(iteration) for iteration in at_full_speed), _given_pace_s(target))
         chance_s = _UPPER_SIGMAS * baseline.iteration_sigma_s / math.sqrt(len(newest))
-        return max(0.0, fmean(_time_s(own) - own.waited_s for own in newest) + chance_s - full_s)
+        return max(0.0, fmean(_time_s(iteration) - iteration.waited_s for iteration in newest) + chance_s - full_s)
 
     def _earned_s(self, baseline: BaselineView, target: PerformanceTarget) -> float:
         """Return the time that the account earns per iteration."""
@@ -231,7 +231,7 @@ class Experiments:
         return full_s * self.account.earned_ratio(target.own.permitted_ratio(full_s))
 
     def _typical_time_s(self) -> float:
-        return self.knowledge.iterations.typical(lambda own: own.iteration_time_s)
+        return self.knowledge.iterations.typical(lambda iteration: iteration.iteration_time_s)
 
     def _worst_case(self, iteration_time_s: float) -> WorstCase:
         return WorstCase(self.ranks.graph, self._times, rank_speeds(self.ranks), iteration_time_s)
@@ -256,7 +256,7 @@ def _time_s(observation: IterationObservation) -> float:
 
 
 def _counter_period_s(observation: IterationObservation) -> float | None:
-    return max((own.counter_period_s for own in observation.ranks if own.counter_period_s is not None), default=None)
+    return max((rank.counter_period_s for rank in observation.ranks if rank.counter_period_s is not None), default=None)
 
 
 def _given_pace_s(target: PerformanceTarget) -> float:

@@ -222,7 +222,7 @@ class PlanControl:
         self.experiments.observe(record.observation, record.purpose, baseline, self.evaluated_for(target))
         if not self.experiments.is_open or record.observation.plan_id != plan_id:
             return ()
-        if sum(own.plan_id == plan_id for own in self.knowledge.iterations.kept) < _SEEN_ITERATIONS:
+        if sum(iteration.plan_id == plan_id for iteration in self.knowledge.iterations.kept) < _SEEN_ITERATIONS:
             return ()
         send = self._send(self._full_speed_block("until the next experiment"))
         self.experiments.ends_at, self.experiments.is_open = send.apply_at_iteration, False

@@ -189,14 +189,14 @@ class ClockAge:
         if sum(longest_ns < _LEAST_AGE_NS for _, longest_ns in self._times_ns) >= _NUM_SHORT:
             self._is_known = True
             return
-        exact = [own for own in self._times_ns if own[1] - own[0] < _WIDEST_RATIO * own[1]]
+        exact = [bounds for bounds in self._times_ns if bounds[1] - bounds[0] < _WIDEST_RATIO * bounds[1]]
         shortest_ns = min((longest_ns for _, longest_ns in exact), default=0)
-        alike = [own for own in exact if own[0] <= (1 + _ALIKE_RATIO) * shortest_ns]
-        is_tight = sum(own[1] - own[0] < _TIGHT_RATIO * own[1] for own in alike) >= _NUM_TIGHT
+        alike = [bounds for bounds in exact if bounds[0] <= (1 + _ALIKE_RATIO) * shortest_ns]
+        is_tight = sum(bounds[1] - bounds[0] < _TIGHT_RATIO * bounds[1] for bounds in alike) >= _NUM_TIGHT
         if len(alike) < max(_NUM_ALIKE if is_tight else _NUM_ALIKE_IF_BUSY, _LEAST_SHARE * len(exact)):
             return
-        period_ns = median(sum(own) / 2 for own in alike)
-        if all(_is_multiple(sum(own) / 2, period_ns) for own in exact):
+        period_ns = median(sum(bounds) / 2 for bounds in alike)
+        if all(_is_multiple(sum(bounds) / 2, period_ns) for bounds in exact):
             self.age_ns, self._is_known = shortest_ns, True
 
 

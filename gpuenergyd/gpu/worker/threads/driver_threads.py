@@ -89,7 +89,7 @@ class DriverThreads:
 
     def is_changing(self) -> bool:
         """Return whether an actuator has something left to do, and is not in a call that takes long."""
-        return any(own.is_running and not self.takes_long(uuid) for uuid, own in self._actuators.items())
+        return any(actuator.is_running and not self.takes_long(uuid) for uuid, actuator in self._actuators.items())
 
     def takes_long(self, gpu_uuid: str) -> bool:
         """Return whether a GPU's actuator is in a call that takes long, so that nobody should wait for it."""

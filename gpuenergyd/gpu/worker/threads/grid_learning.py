@@ -85,8 +85,8 @@ def _grid(updates: list[Bounds]) -> PredictedEdges | None:
         shortest_ns, longest_ns = _period_bounds(updates, numbers)
         if shortest_ns > longest_ns or longest_ns < _SHORTEST_PERIOD_NS:
             continue
-        early_ns = max(own[0] - number * shortest_ns for own, number in zip(updates, numbers, strict=True))
-        late_ns = min(own[1] - number * longest_ns for own, number in zip(updates, numbers, strict=True))
+        early_ns = max(update[0] - number * shortest_ns for update, number in zip(updates, numbers, strict=True))
+        late_ns = min(update[1] - number * longest_ns for update, number in zip(updates, numbers, strict=True))
         width_ns = late_ns - early_ns + _SECOND_NS / shortest_ns * (longest_ns - shortest_ns)
         if late_ns - early_ns >= 0 and width_ns <= _MAX_WIDTH_RATIO * shortest_ns:
             return PredictedEdges(math.floor(early_ns), math.ceil(late_ns), shortest_ns, longest_ns)
