@@ -162,7 +162,7 @@ class HasReadingWithoutEnergy(Protocol):
 
 @runtime_checkable
 class HasSettings(Protocol):
-    """Reads what is set on a GPU, by whomever."""
+    """Reads the settings of a GPU, whoever made them."""
 
     def details(self, gpu_uuid: str) -> GpuDetails:
         """Return power limits, modes and the PCI address."""

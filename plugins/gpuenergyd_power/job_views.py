@@ -13,7 +13,7 @@ PRIORITY_TAG = "priority"
 
 
 def job_views(jobs: Jobs, gpus: Gpus, *, can_limit: bool) -> tuple[PowerJobView, ...]:
-    """Return the view of each job with a GPU; `can_limit` tells whether power limits may be set."""
+    """Return the view of each job with a GPU; `can_limit` says whether power limits may be set."""
     return tuple(_view(runner, jobs, gpus, can_limit=can_limit) for runner in jobs if runner.job.ranks.gpu_uuids)
 
 

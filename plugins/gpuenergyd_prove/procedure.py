@@ -144,7 +144,7 @@ def _run_rounds(
     registration: Registration,
     announce: Callable[[str], None],
 ) -> None:
-    """Run the registered rounds, and repeat void ones as far as the rules allow."""
+    """Run the registered rounds, and repeat void ones if the rules allow it."""
     order = registration.order()
     blocks: list[Block] = []
     while len(blocks) < (num_due := num_blocks_due(registration, blocks)):

@@ -259,7 +259,7 @@ class DeviceRecorder:
             self._follower.put(self._newest_mark, act)
 
     def call_with_instant(self, act: Callable[[int], None]) -> None:
-        """As `call_when_reached`; `act` gets the instant of that begin or end, in ns of the host's monotonic clock."""
+        """Like `call_when_reached`, but pass `act` the instant of the mark, in ns of the host's monotonic clock."""
         event = self._newest_mark
 
         def find_instant() -> None:

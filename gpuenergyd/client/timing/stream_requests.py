@@ -21,7 +21,7 @@ class PlannedRequest(Protocol):
         ...
 
     def give_up_socket(self) -> None:
-        """Connect anew for later requests: the socket is broken."""
+        """Reconnect for later requests: the socket is broken."""
         ...
 
 

@@ -61,7 +61,7 @@ class GuardRules:
 
 @dataclass(slots=True)
 class GuardWindow:
-    """First iteration that the guard checks, and the target for which the current plan was made or kept."""
+    """What the guard checks: iterations from `since` on, against the target of the current plan."""
 
     since: int = 0
     target: PerformanceTarget | None = None

@@ -134,7 +134,7 @@ class TimeAccount:
     _block: list[tuple[int, float]] = field(default_factory=list)
     _open: list[OpenIteration] = field(default_factory=list)
     _open_s: float = 0.0
-    """Cost of the open iterations, as far as known."""
+    """Known cost of the open iterations."""
     _spans: list[PlanSpan] = field(default_factory=list)
     _commitments: list[Commitment] = field(default_factory=list)
 

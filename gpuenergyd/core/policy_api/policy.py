@@ -125,7 +125,7 @@ class GpuView:
     power_profiles: tuple[int, ...] = ()
     """Numbers of the workload power profiles that each GPU offers."""
     foreign_power_profiles: tuple[int, ...] = ()
-    """Those profiles that other programs have requested."""
+    """Numbers of the power profiles that other programs have requested."""
 
     @property
     def switch_latency(self) -> SwitchLatency:

@@ -108,7 +108,7 @@ class Operators:
             GpuNotFoundError: no such job runs.
             AccessError: the caller is neither an administrator nor the user of the job.
             UsageError: a value is out of range, or there is no such policy.
-            JobError: the job is led on another host, has ended meanwhile, or is changed too often.
+            JobError: the job is led on another host, has already ended, or is changed too often.
             GpuEnergyError: the order cannot be stored.
         """
         runner = self.jobs.runner(job_id)

@@ -87,7 +87,7 @@ POWER_PROFILES = SettingKind(
 
 @dataclass(slots=True)
 class JobSettings:
-    """One job's settings of one kind; `are_leased` tells whether they may be set now."""
+    """One job's settings of one kind; `are_leased` says whether they may be set now."""
 
     kind: SettingKind
     worker: WorkerPort

@@ -6,7 +6,7 @@ iteration time without waits for other replicas. The training's own clients repo
 time of that instruction includes the wait for the slowest replica.
 
 The replicas share one time account, kept when their ranks restart. A daemon that stops normally hands jobs over with
-their accounts. After a kill, and for pipelines across hosts, whose leader starts anew, accounts come from the file.
+their accounts. After a kill, and for pipelines across hosts, whose leader starts over, accounts come from the file.
 """
 
 import asyncio

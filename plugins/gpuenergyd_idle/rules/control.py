@@ -40,7 +40,7 @@ class Order(StrEnum):
 
 @dataclass(slots=True)
 class IdleGpu:
-    """Decisions for one GPU; it owns no clock, and time is that of its readings."""
+    """Decisions for one GPU. It never asks for the time: each reading brings its own."""
 
     low_mhz: int
     account: LostTimeAccount

@@ -1,6 +1,6 @@
 """Experiments of a job: what a plan may cost until it can be replaced, and whether the time account can pay for it.
 
-A plan is an experiment until its own iterations have shown that it costs no more time than the account earns meanwhile.
+A plan is an experiment until its own iterations have shown that it costs no more time than the account earns with it.
 Until then its cost is bounded by the worst case of its clocks (`core/measurement/worst_case.py`) for the iterations
 needed to replace it. If the account cannot pay that, the plan runs for just enough iterations to measure its cost,
 followed by full speed. Every trial does so too. If even that is too much, the job waits at full speed.
@@ -264,6 +264,6 @@ def _given_pace_s(target: PerformanceTarget) -> float:
 
 
 def _most_s(num_iterations: int, extra_s: float, earned_s: float, sigma_s: float) -> float:
-    """Return the maximum total cost of iterations that cost `extra_s` each, less what is earned meanwhile."""
+    """Return the maximum total cost of iterations that cost `extra_s` each, less what the account earns during them."""
     net_s = num_iterations * (extra_s - earned_s)
     return max(0.0, net_s + _UPPER_SIGMAS * sigma_s * math.sqrt(num_iterations)) if extra_s > earned_s else 0.0

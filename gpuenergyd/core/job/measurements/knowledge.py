@@ -116,7 +116,7 @@ class PlanMeasurement:
 
     num_iterations: int
     iteration_time_s: float | None
-    """Median over the newest iterations, as is `energy_j`."""
+    """Median over the newest iterations, like `energy_j`."""
     energy_j: float | None
 
 

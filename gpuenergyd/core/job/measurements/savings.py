@@ -87,7 +87,7 @@ class SavingEstimate:
     baseline_time_s: float
     baseline_energy_j: float | None
     iteration_time_s: float | None
-    """Median under tuned plans, as is `energy_j`; None if there is no such iteration."""
+    """Median under tuned plans, like `energy_j`; None if there is no such iteration."""
     energy_j: float | None
     saving: MeasuredSaving | None
 

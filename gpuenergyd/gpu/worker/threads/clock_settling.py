@@ -35,9 +35,9 @@ class EffectWatch:
     _change: ClockChangeReport | None = None
     _was_at_mhz: int | None = None
     _read_mhz: int | None = None
-    """As last read."""
+    """Clock of the newest reading."""
     _before_mhz: int | None = None
-    """As last read before the change."""
+    """Clock of the last reading before the change."""
     _locked_mhz: int | None = None
     _was_idle: bool = False
     _was_pending: bool = False
@@ -98,7 +98,7 @@ class EffectWatch:
 
 
 def _shows_replaced(reading: GpuReading, change: ClockChangeReport, locked_mhz: int | None) -> bool:
-    """Return whether a reading shows that the change before, which had not been seen, took effect meanwhile."""
+    """Return whether a reading shows that the change before, which had not been seen, has taken effect by now."""
     return reading.sm_clock_mhz == locked_mhz not in {change.previous_sm_clock_mhz, change.requested_sm_clock_mhz}
 
 

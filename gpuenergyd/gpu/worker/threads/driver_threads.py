@@ -17,7 +17,7 @@ from gpuenergyd.gpu.worker.threads.driver_turns import DriverTurns
 from gpuenergyd.gpu.worker.threads.sampler import Sampler
 
 _LONG_READING_S = 0.5
-"""Far above the 0.02 s of the slowest readings known; the other GPUs are not read meanwhile."""
+"""Far above the 0.02 s of the slowest readings known; no other GPU is read while one takes so long."""
 _LONG_CHANGE_S = 1.5
 """Far above the 0.03 s of the slowest changes known: a request for several GPUs does not wait for this one."""
 

@@ -76,7 +76,7 @@ class FollowedCounter:
             self.learner = GridLearner(now_ns + _POSTPONED_NS)
 
     def forget(self, now_ns: int) -> None:
-        """Learn anew when the counter is updated."""
+        """Learn again when the counter is updated."""
         if self.is_read_apart:
             self.learner, self.predicted = GridLearner(now_ns), None
         self.edges = EnergyEdges()

@@ -7,7 +7,7 @@ one update, and of the period. A reading that shows the old value began before t
 after it. The bounds of the instant widen with those of the period, until they are confirmed: readings follow one
 another across a predicted update until the value has changed. The longer a grid has been followed the narrower are the
 bounds of its period, so that confirmations become rare, one in half a minute. A grid that is not where it is predicted
-is lost; then the period is learned anew.
+is lost; then the period is learned again.
 
 Readings cost a part of a core, whose share is limited: one a second is always made, more are made on request while the
 share is not used up.
@@ -78,7 +78,7 @@ class PredictedEdges:
     edge_energy_j: float | None = None
     next_read_ns: int = 0
     is_lost: bool = False
-    """Whether updates are no longer where they are predicted, or the counter has begun anew."""
+    """Whether updates are no longer where they are predicted, or the counter has restarted."""
     num_resets: int = 0
     _anchor_ns: tuple[int, int] = field(init=False)
     """Bounds of the first update of the grid."""

@@ -44,7 +44,7 @@ class _SampledGpu:
     paused_until_ns: int = 0
     is_failing: bool = False
     power_w: float | None = None
-    """As last read."""
+    """Power at the newest reading."""
 
     def next_read_ns(self) -> int:
         """Return the instant of the next extra reading, in monotonic ns; 0 for none."""
