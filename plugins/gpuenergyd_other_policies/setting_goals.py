@@ -34,7 +34,7 @@ class Goal:
 
     policy: str
     least: str
-    """What the best setting has least of."""
+    """The quantity that the best setting has the least of."""
     otherwise: str
     """Why full speed is kept if no setting is better."""
     cost: Cost | None = None

@@ -77,7 +77,7 @@ class PlanSpan:
     job_id: str
     from_index: int
     explained_s: float
-    """0 at full speed."""
+    """Time beyond full speed that the plan explains; 0 at full speed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +199,8 @@ class TimeAccount:
 
     def next_experiment(self, job_id: str, not_before: int) -> int:
         """Return the first iteration of another replica's experiment that can be shared, otherwise `not_before`."""
-        own = {one.first for one in self._commitments if one.job_id == job_id}
-        shared = (one.first for one in self._commitments if one.first not in own)
+        own = {due.first for due in self._commitments if due.job_id == job_id}
+        shared = (due.first for due in self._commitments if due.first not in own)
         return min((first for first in shared if first >= not_before), default=not_before)
 
     def commit(self, job_id: str, first: int, last: int, cost_s: float) -> None:

@@ -19,7 +19,7 @@ _ALL_WORK_RATIO = 0.8
 _MOST_MOVED_RATIO = 0.06
 """Change of a sustained clock beyond which it is no longer the same limit, moved by temperature and chance."""
 _SCATTER_RATIO = 0.055
-"""Of readings of the clock at the limit: measured on one H200."""
+"""Relative scatter of clock readings at the power limit, measured on one H200."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class SustainedClock:
     busy_ratio: float
     """Share of the time in instructions that compute."""
     num_kinds: int
-    """Kinds of these, which may differ in power."""
+    """Number of kinds of instruction that compute, which may differ in power."""
     num_capped: int
     """Readings at the limit."""
 
@@ -98,9 +98,9 @@ def sustained_clocks(full_speed: Iterable[IterationObservation]) -> dict[int, Su
             readings[window.pp_rank].append(window.cap)
     found = {}
     for pp_rank, clocks in readings.items():
-        num, num_capped = sum(one.num for one in clocks), sum(one.num_capped for one in clocks)
+        num, num_capped = sum(reading.num for reading in clocks), sum(reading.num_capped for reading in clocks)
         if num_capped >= max(_LEAST_READINGS, _LEAST_RATIO * num):
-            clock_mhz = sum(one.num_capped * one.capped_sm_clock_mhz for one in clocks) / num_capped
+            clock_mhz = sum(reading.num_capped * reading.capped_sm_clock_mhz for reading in clocks) / num_capped
             timed = [window for window in windows if window.pp_rank == pp_rank and window.time_at]
             computing = [[at for at in rank.time_at if at.kind is not None and not at.kind.is_wait] for rank in timed]
             timed_s = sum(window.window_s for window in timed)

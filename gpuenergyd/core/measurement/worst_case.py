@@ -97,7 +97,7 @@ class WorstCase:
     times: ClockTimes
     ranks: Sequence[RankSpeed]
     iteration_time_s: float
-    """At full speed; assumed to be all compute-bound while times of instructions are unknown."""
+    """Iteration time at full speed; assumed to be all compute-bound while times of instructions are unknown."""
 
     def extra_s(self, plan: ClockPlan, graph: DependencyGraph | None = None) -> float:
         """Return the maximum time of an iteration under a plan beyond full speed; `graph` is of the plan's orders."""

@@ -61,7 +61,7 @@ class OrderFile:
             log.warning("orders of operators for running jobs are lost: %s", error)
             return
         if is_ours:
-            self._orders = {one.key: one.orders for one in stored}
+            self._orders = {saved.key: saved.orders for saved in stored}
 
     def of(self, key: JobKey) -> OperatorOrders:
         """Return the orders for a job; empty without any."""
@@ -113,7 +113,7 @@ class Operators:
         """
         runner = self.jobs.runner(job_id)
         if runner is None:
-            running = ", ".join(one.job_id for one in self.jobs) or "none"
+            running = ", ".join(job.job_id for job in self.jobs) or "none"
             raise GpuNotFoundError(f"no job {job_id[:100]!r}; running: {running}")
         _require_right(runner, patch, peer, rules)
         _check_amounts(patch)
@@ -233,7 +233,7 @@ class JobFits:
         """
         runner = self.jobs.runner(job_id)
         if runner is None:
-            running = ", ".join(one.job_id for one in self.jobs) or "none"
+            running = ", ".join(job.job_id for job in self.jobs) or "none"
             raise GpuNotFoundError(f"no job {job_id[:100]!r}; running: {running}")
         leader = self.jobs.leader(job_id)
         if runner.is_member and leader is None:

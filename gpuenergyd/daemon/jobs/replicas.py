@@ -58,13 +58,13 @@ class Replicas:
     _key_of: dict[str, TrainingKey] = field(default_factory=dict)
     _runners: dict[str, JobRunner] = field(default_factory=dict)
     _stragglers: dict[str, tuple[StragglerChange, float]] = field(default_factory=dict)
-    """By job: the straggler that it follows, and since when (host monotonic time)."""
+    """The straggler that each job follows, and since when (host monotonic time)."""
     _overhead_elsewhere_s: dict[str, float | None] = field(default_factory=dict)
-    """By job: the shortest time per iteration that a replica on another host spends outside its instructions."""
+    """Shortest time per iteration that a replica on another host spends outside its instructions, by job."""
     _with_replicas: set[str] = field(default_factory=set)
     """Jobs whose training has, or had, another replica."""
     _targets: dict[str, TrainingTarget] = field(default_factory=dict)
-    """By job, the part of its target that depends on the other replicas."""
+    """The part of each job's target that depends on the other replicas."""
     _dp_ranks: dict[str, int] = field(default_factory=dict)
 
     def join(self, key: TrainingKey, runner: JobRunner, *, dp_rank: int = 0) -> None:

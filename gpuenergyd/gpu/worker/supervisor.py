@@ -89,7 +89,7 @@ class WorkerOptions:
     daemon_uid: int | None
     exits_with_daemon: bool
     parent_pid: int
-    """With another parent, this process is an orphan."""
+    """Process id of the parent; if it has changed, this process is an orphan."""
     observes_only: bool
     read_deadline_s: float
     set_deadline_s: float

@@ -48,7 +48,7 @@ class HostStage:
     carbon_zone: str | None = None
     agreement: PlanAgreement | None = None
     siblings: dict[int, Sibling] = field(default_factory=dict)
-    """By tensor-parallel rank."""
+    """The stage's jobs on this host, by tensor-parallel rank."""
     _merged: dict[int, IterationObservation] = field(default_factory=dict)
     _facts: StageFacts | None = None
     _facts_of: tuple[object, ...] = ()
@@ -145,12 +145,12 @@ class HostStage:
     def _new_observations(self, own: Iterable[Sibling], known: int) -> list[IterationObservation]:
         """Return the merged iterations after `known` that all ranks have observed, oldest first."""
         found = [{o.iteration_index: o for o in sibling.job.observations[-_RECENT:]} for sibling in own]
-        common = sorted(set.intersection(*(set(one) for one in found)))
+        common = sorted(set.intersection(*(set(seen) for seen in found)))
         # The leader cannot use iterations from before the number of microbatches changed.
         known = max(known, *(sibling.job.knowledge.changed_at - 1 for sibling in own))
         wanted = [index for index in common if index > known][-_OBSERVATIONS_SENT:]
         self._merged = {
-            index: self._merged.get(index) or merge_siblings([one[index] for one in found]) for index in wanted
+            index: self._merged.get(index) or merge_siblings([seen[index] for seen in found]) for index in wanted
         }
         return [self._merged[index] for index in wanted]
 

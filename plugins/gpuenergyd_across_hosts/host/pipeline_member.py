@@ -56,9 +56,9 @@ class Refusals:
 
     history: HistoryPort
     _last: dict[tuple[str, str], _Refusal] = field(default_factory=dict)
-    """By job id and kind of message."""
+    """The last refusal, by job id and kind of message."""
     _recorded: dict[str, set[str]] = field(default_factory=dict)
-    """Reasons by job id."""
+    """Reasons already recorded, by job id."""
 
     @contextmanager
     def of(self, job_id: str, kind: str) -> Iterator[None]:
@@ -111,7 +111,7 @@ class PipelineMembers:
 
     jobs: Jobs
     _leaders: dict[str, PipelineLeader] = field(default_factory=dict)
-    """By the job id of the leading member."""
+    """The leaders on this host, by the job id of the leading member."""
     _stages: dict[_StageKey, HostStage] = field(default_factory=dict)
     refusals: Refusals = field(init=False)
 

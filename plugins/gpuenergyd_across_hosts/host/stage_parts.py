@@ -41,7 +41,7 @@ class StageParts:
     merged_iteration: int = -1
     """Index of the newest complete iteration."""
     _parts: dict[MemberKey, _Part] = field(default_factory=dict)
-    """By pipeline rank and carrying tensor-parallel rank."""
+    """The parts, by pipeline rank and the tensor-parallel rank that reports for it."""
     _incomplete: dict[int, dict[MemberKey, IterationObservation]] = field(default_factory=lambda: defaultdict(dict))
 
     def add_facts(self, facts: StageFacts) -> None:

@@ -44,7 +44,7 @@ class IterationPace:
     """Measures the iteration time from iteration numbers and the times at which they were read."""
 
     iteration_s: float = 0.0
-    """0 while unknown."""
+    """Iteration time; 0 while unknown."""
     _since: tuple[float, int] | None = None
 
     def update(self, now_s: float, iteration_index: int) -> None:

@@ -57,7 +57,7 @@ class _Statement:
 
     content: Mapping[str, Any]
     share: Mapping[str, Any]
-    """Its newest `BudgetShare`; empty before the first one."""
+    """The replica's newest `BudgetShare`; empty before the first one."""
     at_s: float
 
 

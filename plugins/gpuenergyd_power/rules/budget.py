@@ -44,7 +44,7 @@ class PowerBudget:
     source: BudgetSource
     reason: str = ""
     end_at: datetime | None = None
-    """When it ends; None if it lasts until it is changed."""
+    """When the budget ends; None if it lasts until it is changed."""
     fallback: tuple[ScheduledBudget, ...] = ()
     """For a request, budgets for the time after its end, which can only lower the budget of the settings."""
 

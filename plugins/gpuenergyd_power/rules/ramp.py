@@ -41,7 +41,7 @@ class RampJob:
     job_id: str
     gpu_uuids: tuple[str, ...]
     num_iterations: int
-    """Number of iterations that it has reported."""
+    """Number of iterations that the job has reported."""
     iteration_time_s: float | None = None
     left_s: float | None = None
     """Time until its last iteration ends at the present pace; None if unknown."""

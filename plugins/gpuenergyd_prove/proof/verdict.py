@@ -30,7 +30,7 @@ class Conclusion(StrEnum):
     """What a proof shows."""
 
     SAVES = "saves"
-    """It uses less GPU energy and is not slower than registered."""
+    """The arm uses less GPU energy and is not slower than registered."""
     SAVES_BUT_SLOWER = "saves, but may be slower than registered"
     NOT_SHOWN = "no saving shown"
     COSTS = "uses more energy"

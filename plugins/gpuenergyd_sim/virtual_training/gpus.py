@@ -71,7 +71,7 @@ class VirtualGpus(ABC):
         self.clock_now = dict.fromkeys(ranks, top_mhz)
         self.ceilings = dict.fromkeys(ranks, top_mhz)
         self.power_limits: list[tuple[int, dict[int, float]]] = []
-        """Each with the first iteration in which it holds."""
+        """Power limits by rank, each set with the first iteration in which it holds."""
         self.profiles: list[tuple[int, dict[int, int]]] = []
         self._free_s: dict[int, float] = {}
         self._last_total_j = dict(self.total_j)

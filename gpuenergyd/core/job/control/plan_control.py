@@ -37,7 +37,7 @@ class FullSpeedBlocks:
 
     rules: JobRules
     num_tuned_iterations: int = 0
-    """Since the last proof block was sent, or since trials last started over."""
+    """Tuned iterations since the last proof block was sent, or since trials last started over."""
     num_proof_iterations: int = 0
     is_relieved: bool = False
     _distance: float = field(init=False)

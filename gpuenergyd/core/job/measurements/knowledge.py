@@ -23,7 +23,7 @@ from gpuenergyd.core.policy_api.policy import BaselineView, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 _MOST_KEPT = 1024
-"""About forty brackets."""
+"""Maximum number of kept iterations: about forty brackets."""
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ class _Slot:
     """Clocks that may be set: all supported ones, up to the lock of another program if there is one."""
     now: ClockRequest | None = None
     later: deque[ClockRequest] = field(default_factory=deque)
-    """In order of their instants."""
+    """Later requests, in order of their instants."""
     lock: ClockLock | None = None
     num_invalidations: int = 0
     is_failing: bool = False

@@ -66,7 +66,7 @@ class EnergyEdges:
     _again_ns: int = 0
     """Instant at which learning starts over if the period is not known by then."""
     _num_changes: int = 0
-    """Since learning began, dated or not."""
+    """Number of updates seen since learning began, dated or not."""
     _seen_ns: tuple[int, ...] = ()
     _grid_ns: int = 0
     _anchor_ns: int = 0

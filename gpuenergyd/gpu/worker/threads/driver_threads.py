@@ -28,9 +28,9 @@ class CallState(Enum):
     LONG = auto()
     """A change takes long: reported again and again."""
     HANGING = auto()
-    """It does not return: the GPU is wedged."""
+    """The driver call does not return: the GPU is wedged."""
     RETURNED = auto()
-    """It returned after all."""
+    """The call returned after all."""
 
 
 class DriverThreads:

@@ -24,11 +24,11 @@ class FollowedCounter:
     """Duration of the last call that read the energy counter alone."""
     num_resets: int = 0
     edges: EnergyEdges = field(default_factory=EnergyEdges)
-    """Follows a counter that costs little."""
+    """Follows a counter that is cheap to read."""
     learner: GridLearner | None = None
-    """Learns the grid of a costly one."""
+    """Learns the update times of a counter that is costly to read."""
     predicted: PredictedEdges | None = None
-    """Follows a costly one whose grid is known."""
+    """Follows a costly counter whose update times are known."""
     _num_costly: int = 0
 
     @property
