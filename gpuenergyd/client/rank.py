@@ -127,7 +127,7 @@ class RankClient:
     """Whether one of them has begun and not ended."""
     _begins: Marks
     _ends: Marks
-    """What marks their begins and ends."""
+    """What marks the start and end of each."""
     _requests: Mapping[OrderRow, PlannedClockRequest]
     """The current plan's clock requests, by instruction."""
     due: Mapping[OrderRow, PlannedClockRequest]

@@ -9,7 +9,7 @@ PER_WORKING_TIME_RATIO = 0.001
 PER_DAY_S = 2.0
 DAY_S = 86_400.0
 _ASSUMED_LIFT_S = 0.3
-"""Time from the begin of work until the clock is high, until measured: a reading of 100 ms, its way, a raise."""
+"""Time from the start of work until the clock is high, until measured: a reading of 100 ms, its way, a raise."""
 _LONGEST_LIFT_S, _NUM_KNOWN = 1.0, 10
 """What a wake may cost at most, before that many were measured."""
 _WEIGHT = 0.2

@@ -60,7 +60,7 @@ Bounds = tuple[int, int]
 
 @dataclass(slots=True)
 class _Changes:
-    """One value, and the bounds of its newest change: the begin of the reading before, the end of the one after it."""
+    """One value, and the bounds of its newest change: the start of the reading before, the end of the one after it."""
 
     value: float | None = None
     read_ns: int = 0

@@ -1,6 +1,6 @@
 """Settling time of clock changes: the driver does not report it, so the GPU is read until it shows the new clock.
 
-The effect is between the begin of the last reading with the old clock and the end of the first with the new one, so
+The effect is between the start of the last reading with the old clock and the end of the first with the new one, so
 that a thread that is suspended within a reading widens the bracket but does not falsify it. Readings come every
 millisecond at first, then at a fixed fraction of the time that has passed: a slow GPU is not read more often than a
 quick one, and the relative uncertainty is constant.

@@ -1,6 +1,6 @@
 """The grid of an energy counter that costs much to read, found by reading it for about a second.
 
-Each change of value between two readings that follow one another bounds an update: it came after the begin of the first
+Each change of value between two readings that follow one another bounds an update: it came after the start of the first
 and before the end of the second. On a busy host calls are interrupted and these bounds are wide, but a grid must fit
 all of them. Updates are numbered by the median of the times between them, which is one period, or a few where updates
 were missed; the fewest that agree with all bounds are taken.
