@@ -124,10 +124,10 @@ class RankClient:
     has_spans: bool
     """Whether each of them is marked; if not, they are only counted."""
     _is_in_span: bool
-    """Whether one of them has begun and not ended."""
+    """Whether a grouped iteration has begun and not ended."""
     _begins: Marks
     _ends: Marks
-    """What marks the start and end of each."""
+    """Functions that mark the start and end of a grouped iteration."""
     _requests: Mapping[OrderRow, PlannedClockRequest]
     """The current plan's clock requests, by instruction."""
     due: Mapping[OrderRow, PlannedClockRequest]

@@ -67,7 +67,7 @@ class GpuReading:
     sm_clock_by_mono_ns: int | None = None
     """Instant by which the clock had been read, after `read_mono_ns`; None where all values are of one instant."""
     refused: tuple[RefusedValues, ...] = ()
-    """What the driver has reported since the last reading that cannot be right."""
+    """Impossible values that the driver has reported since the last reading."""
     utilization_ratio: float | None = None
     """Part of the driver's last sampling window, 0.1 to 1 s, in which a kernel ran."""
 

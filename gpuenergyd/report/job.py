@@ -126,7 +126,7 @@ class JobReport:
 
     @property
     def cost_lines(self) -> tuple[str, ...]:
-        """What trials, and profiling by versions up to 0.3, used more than full speed; empty if that was nothing."""
+        """Extra energy over full speed of trials, and of profiling up to version 0.3, as text; empty if none."""
         summary = self.summary
         costs = (
             ("trials", summary.num_trial_iterations, self.trial_cost_j),

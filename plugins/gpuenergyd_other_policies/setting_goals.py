@@ -30,7 +30,7 @@ _SIGMAS_TO_CHOOSE = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a policy searches a setting for, and how it says so in its plans."""
+    """The goal of a policy's search for a setting, and its wording in plans."""
 
     policy: str
     least: str
@@ -38,7 +38,7 @@ class Goal:
     otherwise: str
     """Why full speed is kept if no setting is better."""
     cost: Cost | None = None
-    """What is minimized; None: energy."""
+    """Cost to minimize; None means energy."""
     as_measured: bool = False
     """Whether a setting that was measured needs no standard error to spare, at the first decision."""
 

@@ -71,7 +71,7 @@ class InstructionTimer(Protocol):
         ...
 
     def open_marks(self, keys: Sequence[OrderRow]) -> tuple[Marks, Marks]:
-        """Return what marks starts and ends of the current iteration's only instructions, with the least code."""
+        """Return fast functions that mark the starts and ends of the current iteration's only instructions."""
         ...
 
     def close_marks(self, num_begun: int, num_ended: int) -> None:

@@ -17,7 +17,7 @@ class PlannedRequest(Protocol):
         ...
 
     def datagram(self) -> Datagram | None:
-        """Return what somebody else sends; None if nothing can be sent at present, which is counted."""
+        """Return the datagram for another thread or process to send; None, and counted, if nothing can be sent."""
         ...
 
     def give_up_socket(self) -> None:

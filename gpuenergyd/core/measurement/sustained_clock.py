@@ -17,7 +17,7 @@ _LEAST_RATIO = 0.1
 """Share of the readings below which the limit is met by chance, as in the first second of a job."""
 _ALL_WORK_RATIO = 0.8
 _MOST_MOVED_RATIO = 0.06
-"""Change of a sustained clock beyond which it is no longer the same limit, moved by temperature and chance."""
+"""Largest change of a sustained clock that temperature and chance explain; beyond it, the limit has changed."""
 _SCATTER_RATIO = 0.055
 """Relative scatter of clock readings at the power limit, measured on one H200."""
 

@@ -72,7 +72,7 @@ def parse_profile_table(path: Path, text: str) -> ProfileTable:
 
 
 def _of_stage(of_ranks: Mapping[tuple[str, ...], ClockOption]) -> ClockOption:
-    """Return what one GPU of a stage needs: the time of its slowest rank and the mean energy of its ranks."""
+    """Return the time of a stage's slowest rank and the mean energy of its ranks."""
     options = list(of_ranks.values())
     energy_j = sum(option.energy_j for option in options) / len(options)
     return replace(max(options, key=lambda option: option.time_s), energy_j=energy_j)

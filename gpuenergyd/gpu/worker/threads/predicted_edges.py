@@ -39,7 +39,7 @@ _LEAD_NS = 1_000_000
 UNEVEN_NS = 2_000_000
 """How far a single update may be from the grid."""
 _WIDENED_NS, _WIDENED_RATIO = 5_000_000, 0.005
-"""What is added to the bounds of instant and period after an update that did not come when expected."""
+"""Margins added to the bounds of instant and period after an update that did not come when expected."""
 _MAX_AVERAGED = 10
 """Confirmations whose mean is the likely instant of an update."""
 _EXTRA_PAUSE_NS = 150_000_000
@@ -47,7 +47,7 @@ _MAX_CPU_RATIO = 0.0095
 """Share of a core for one counter's readings; while less is used, extra readings are made."""
 _MAX_SAVED_NS = 60_000_000
 _MAX_OVERDRAWN_NS = 8_000_000
-"""What confirmations use beyond this is forgiven: they become rare."""
+"""Largest debt of CPU time of confirmations; more is forgiven, since they become rare then."""
 _TOOK_WEIGHT = 8
 
 
