@@ -162,7 +162,7 @@ class HasReadingWithoutEnergy(Protocol):
 
 @runtime_checkable
 class HasSettings(Protocol):
-    """Reads the settings of a GPU, whoever made them."""
+    """Reads the settings of a GPU, including those made by other programs."""
 
     def details(self, gpu_uuid: str) -> GpuDetails:
         """Return power limits, modes and the PCI address."""
