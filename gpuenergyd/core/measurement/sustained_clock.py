@@ -65,8 +65,8 @@ def sustained_text(sustained: Mapping[int, SustainedClock]) -> str:
 class MovedClocks:
     """How the clocks that power limits hold have moved between two sets of iterations at full speed, by rank.
 
-    A GPU at its limit becomes faster and slower with its temperature, which is no change of the job: as many clock
-    cycles take another time.
+    A GPU at its limit becomes faster and slower with its temperature, which is no change of the job: the same
+    number of clock cycles then takes another time.
     """
 
     ratios: Mapping[int, float]
