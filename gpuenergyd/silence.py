@@ -26,7 +26,7 @@ class Silence:
     """
 
     pid: int | None
-    """None or 0 if unknown; all time is then counted."""
+    """Process id; None or 0 if unknown, and then all time is counted."""
     max_ratio: float = 6.0
     monotonic_s: Callable[[], float] = time.monotonic
     cpu_wait_s: Callable[[int], float] = cpu_wait_s

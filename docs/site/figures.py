@@ -72,7 +72,7 @@ def _gain() -> str:
     ratio = _schedule("1f1b")["saving_ratio"]
     saved_kwh = ratio * _GAIN_GPUS * _GAIN_POWER_W * _HOURS_OF_YEAR / 1000
     return (
-        f"For a host of eight such GPUs that trains all year, {_percent(ratio, 1)} % are about"
+        f"For a host of eight such GPUs that trains all year, {_percent(ratio, 1)} % is about"
         f" **{round(saved_kwh, -2):,.0f} kWh and ${round(saved_kwh * _GAIN_PRICE, -1):,.0f} a year**. Assumed:"
         f" {_GAIN_POWER_W:.0f} W a GPU at full speed, as in the demo, {_HOURS_OF_YEAR:,} hours,"
         f" ${_GAIN_PRICE:.2f} a kWh, cooling not counted."

@@ -22,7 +22,7 @@ class CommandEntry:
     module: str
     """The module that defines the command (`_` for `-`): a function that returns the exit code, or a `typer.Typer`."""
     summary: str
-    """First line of its help."""
+    """First line of the command's help."""
     takes_program: bool = False
     """Whether all words after the first argument, options included, belong to a program that the command starts."""
 

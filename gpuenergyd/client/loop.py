@@ -58,7 +58,7 @@ class LoopJob:
         self._hooks: TorchPhases | None = None
         self._client: RankClient | None = None
         self._last_figures: JobFigures | None = None
-        """Those of the client that has left."""
+        """The last figures of a client that has left."""
         self._stop_exchange: Callable[[], None] | None = None
         self._num_tries = self._num_left_out = 0
         self._lookout = DaemonLookout(socket_path)

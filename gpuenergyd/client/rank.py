@@ -117,23 +117,23 @@ class RankClient:
     _num_together: int
     """Iterations that are being recorded as one; 0 while each is recorded by itself."""
     num_left: int
-    """Those of them that have not begun: as long as there are more than `num_in_full`, an adapter may call `begin_next`
-    and `end_next` instead of `begin_iteration` and `end_iteration`."""
+    """Iterations of that group that have not begun: while more than `num_in_full` are left, an adapter may call
+    `begin_next` and `end_next` instead of `begin_iteration` and `end_iteration`."""
     num_in_full: int
     """1 if the last of them must be marked in full: it ends the others, or the cost of its calls is measured."""
     has_spans: bool
     """Whether each of them is marked; if not, they are only counted."""
     _is_in_span: bool
-    """Whether one of them has begun and not ended."""
+    """Whether a grouped iteration has begun and not ended."""
     _begins: Marks
     _ends: Marks
-    """What marks their begins and ends."""
+    """Functions that mark the start and end of a grouped iteration."""
     _requests: Mapping[OrderRow, PlannedClockRequest]
     """The current plan's clock requests, by instruction."""
     due: Mapping[OrderRow, PlannedClockRequest]
-    """Those of the current iteration."""
+    """Clock requests still to be made in the current iteration."""
     _due_next: Mapping[OrderRow, PlannedClockRequest]
-    """Those of the next iteration of several that are recorded as one."""
+    """Clock requests of the next iteration, while several are recorded as one."""
     _repeated: PlannedClockRequest | None
     """The request of a clock that stays in force in them, made in one of every so many."""
     _repeats_after: int
@@ -858,7 +858,7 @@ class RankClient:
         true_clocks, num_tokens, num_together = ended[7:]
         times = recorded.times()
         recorded.free()
-        if self._reporter is None:  # its daemon has gone meanwhile
+        if self._reporter is None:  # its daemon has gone by now
             return
         spans = times.instructions if is_in_order else ()
         if num_together > 1 and len(spans) != num_together and (spans or plan_epoch):

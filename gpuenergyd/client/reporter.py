@@ -57,7 +57,7 @@ _RELEASE_LIMIT_S = 0.7
 REPORT_PERIOD_S = 0.1
 """Iterations shorter than this are reported together."""
 _STEADY_PERIOD_S, _UNPLANNED_PERIOD_S = 0.2, 0.5
-"""The same for a pipeline of one rank in whose iterations nothing is new, so that their instructions are not timed:
+"""The limit for a pipeline of one rank whose iterations show nothing new, so that their instructions are not timed:
 under a plan and without one. Each report makes the training thread wait for the interpreter several times."""
 _LATE_AFTER_S = 0.25
 _LATE_AFTER_ITERATIONS = 2.0
@@ -140,7 +140,7 @@ class Reporter:
         self.num_registrations = 0
         """How often a daemon has accepted this rank; a new daemon knows no earlier measurements."""
         self.num_untimed_registrations = 0
-        """The same while the daemon can do without the times of instructions in most iterations, else 0."""
+        """`num_registrations` while the daemon needs the times of instructions in few iterations only, else 0."""
         self._takes_several = False
         self.takes_together = False
         """Whether the daemon can do without the times of single iterations that follow no plan."""

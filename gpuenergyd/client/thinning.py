@@ -56,7 +56,7 @@ class TimedIterations:
     def next_timed(self, *, are_together: bool) -> int:
         """Return the index of the next iteration that is timed; 0 if the next one is new.
 
-        With `are_together`, those between timed ones are recorded as one: then there are as many of them as possible.
+        With `are_together`, the iterations between timed ones are recorded as one, so there are as many as possible.
         """
         following = self._index + 1
         if following < self._new_until:

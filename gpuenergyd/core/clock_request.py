@@ -26,7 +26,7 @@ class ClockRequest:
     sm_clock_mhz: int
     sent_mono_ns: int
     later: tuple[TimedClock, ...] = ()
-    """Sorted by instant, at most `MAX_LATER_CLOCKS`."""
+    """Later clocks, sorted by instant; at most `MAX_LATER_CLOCKS`."""
     plan_epoch: int = 0
     """Epoch of the plan that the clocks belong to; 0 without a plan."""
 

@@ -70,7 +70,7 @@ class CappedWorker:
     """Why the ceiling of a GPU could not be set or lifted."""
     _leases: dict[str, _Lease] = field(default_factory=dict)
     _locks: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-    """Per GPU, one change of lease or ceiling at a time; else a ceiling could be lifted under a replaced lease."""
+    """One change of lease or ceiling per GPU at a time; otherwise a ceiling could be lifted under a new lease."""
     _due: set[str] = field(default_factory=set)
     _applying: set[asyncio.Task[None]] = field(default_factory=set)
     """One task per GPU, so that none waits for the driver's calls for another."""

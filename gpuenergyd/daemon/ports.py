@@ -122,7 +122,7 @@ class ReplicasPort(Protocol):
 
 
 class IterationWatcher(Protocol):
-    """Decides the iteration times permitted to all jobs, and is told of their iterations: the carbon service."""
+    """Decides the iteration times permitted to all jobs, and hears of their iterations: the carbon service."""
 
     def iteration_done(
         self, runner: RunningJob, observation: IterationObservation, purpose: PlanPurpose | None, begun_at: datetime

@@ -207,7 +207,7 @@ def checked_iteration(report: IterationReport, pp_rank: int, stage_rank: int = 0
     ):
         raise ProtocolError(
             f"num_together {report.num_together} must be 1, or up to {_MAX_TOGETHER} for iterations in order whose"
-            " instructions were not timed, under a plan with begin and end of each, in order"
+            " instructions were not timed, under a plan with start and end of each, in order"
         )
     cost_s, timed = report.client_cost_s, report.instructions if report.is_in_order is None else ()
     if cost_s is not None and not 0 <= cost_s <= MAX_CLIENT_COST_S:
@@ -233,7 +233,7 @@ def checked_iteration(report: IterationReport, pp_rank: int, stage_rank: int = 0
 
 
 def _has_spans(report: IterationReport) -> bool:
-    """Return whether a report on several iterations has begin and end of each, in order."""
+    """Return whether a report on several iterations has start and end of each, in order."""
     bounds_ns = [report.begin_mono_ns, *(each_ns for row in report.instructions for each_ns in row[3:])]
     is_whole = len(bounds_ns) == 1 + 2 * report.num_together and bounds_ns == sorted(bounds_ns)
     return is_whole and bounds_ns[-2] <= (report.next_begin_mono_ns or report.end_mono_ns)

@@ -22,7 +22,7 @@ _READ_LIMIT_S = 2.0
 
 
 class EnergyWindow:
-    """Time and energy of a `with` block; all None inside the block, and what could not be measured after it."""
+    """Time and energy of a `with` block; None inside the block, and afterwards if they could not be measured."""
 
     def __init__(self, name: str, gpu_uuids: Sequence[str], socket_path: str | None) -> None:
         self.name = name

@@ -67,7 +67,7 @@ class GpuReading:
     sm_clock_by_mono_ns: int | None = None
     """Instant by which the clock had been read, after `read_mono_ns`; None where all values are of one instant."""
     refused: tuple[RefusedValues, ...] = ()
-    """What the driver has reported since the last reading that cannot be right."""
+    """Impossible values that the driver has reported since the last reading."""
     utilization_ratio: float | None = None
     """Part of the driver's last sampling window, 0.1 to 1 s, in which a kernel ran."""
 
@@ -162,7 +162,7 @@ class HasReadingWithoutEnergy(Protocol):
 
 @runtime_checkable
 class HasSettings(Protocol):
-    """Reads what is set on a GPU, by whomever."""
+    """Reads the settings of a GPU, including those made by other programs."""
 
     def details(self, gpu_uuid: str) -> GpuDetails:
         """Return power limits, modes and the PCI address."""

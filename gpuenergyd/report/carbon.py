@@ -41,7 +41,7 @@ class CarbonReport:
 
     signal: CarbonSignal
     use: EnergyUse
-    """All its energy, with its emissions."""
+    """The job's whole energy, with its emissions."""
     host_power_w: float
     """Mean power assumed for the rest of its hosts: the share of its GPUs."""
     pue: float

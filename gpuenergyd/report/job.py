@@ -34,7 +34,7 @@ class PlanInForce:
     energy_j: float | None
     saving: "Interval | None"
     slowdown: "Interval | None"
-    """Measured against the baseline, as is `saving`; None with too few iterations."""
+    """Measured against the baseline, like `saving`; None with too few iterations."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class JobReport:
 
     @property
     def trial_cost_j(self) -> float | None:
-        """The same for the iterations of trials."""
+        """Energy of trial iterations minus that of as many at full speed; negative if less."""
         return self._cost_j(self.summary.trial_energy_j, self.summary.num_trial_iterations)
 
     def _cost_j(self, energy_j: float | None, num_iterations: int) -> float | None:
@@ -126,7 +126,7 @@ class JobReport:
 
     @property
     def cost_lines(self) -> tuple[str, ...]:
-        """What trials, and profiling by versions up to 0.3, used more than full speed; empty if that was nothing."""
+        """Extra energy over full speed of trials, and of profiling up to version 0.3, as text; empty if none."""
         summary = self.summary
         costs = (
             ("trials", summary.num_trial_iterations, self.trial_cost_j),

@@ -22,11 +22,11 @@ class ReportedJobs:
 
     history: History
     reports: Sequence[JobReport]
-    """At least one if the format is of one training."""
+    """Reports of the jobs; at least one if the format is for a single training."""
     made_at: datetime
-    """In the time zone of the report."""
+    """Time at which the report was made, in its time zone."""
     note: str = ""
-    """A sentence about the whole."""
+    """A sentence about the whole report."""
     tables: Callable[[], Sequence[GroupTable]] = tuple
     """Reads the figures of plugins that do not come from jobs."""
 
@@ -38,7 +38,7 @@ class ReportFormat:
     write: Callable[[ReportedJobs], str]
     """Returns the text, or raises UsageError if these jobs have none."""
     is_of_one_training: bool = False
-    """Whether it needs `--job`."""
+    """Whether the format needs `--job`."""
 
 
 def format_names() -> list[str]:

@@ -20,7 +20,7 @@ class Column:
 
     heading: str
     name: str
-    """Name of its values in the rows."""
+    """Name of the column's values in the rows."""
     text: Callable[[Any], str] = str
     """Writes a value for people."""
     is_number: bool = False

@@ -122,7 +122,7 @@ class TrainingReport:
     """The reports of its jobs by ID."""
     shares: tuple[GpuShare, ...]
     wholes: tuple[PipelineSaving, ...] = ()
-    """Its pipelines that span hosts, where the history has the job of the leading member."""
+    """Savings of the pipelines that span hosts, if the history has the job of the leading member."""
 
     @cached_property
     def use(self) -> EnergyUse:

@@ -28,7 +28,7 @@ def encode(message: RankRegistration | RankRelease) -> bytes:
 def encode_iteration(report: IterationReport) -> bytes:
     """Return the JSON body of a report.
 
-    The training may wait for the interpreter meanwhile, so the text is formatted directly, without a JSON encoder.
+    The training may be waiting for the interpreter, so the text is formatted directly, without a JSON encoder.
     """
     rows = ",".join([f'["{kind}",{m},{chunk},{begin},{end}]' for kind, m, chunk, begin, end in report.instructions])
     cost = "null" if report.client_cost_s is None else f"{report.client_cost_s:.9f}"

@@ -12,7 +12,7 @@ HTTP/1.1 with JSON bodies on the daemon's Unix socket:
 from dataclasses import dataclass
 
 InstructionRow = tuple[str, int, int, int, int]
-"""kind, microbatch index, chunk index, begin and end in ns."""
+"""kind, microbatch index, chunk index, start and end in ns."""
 
 TrueClockRow = tuple[int, int, int]
 """Bounds of the instant at which a clock was counted, in ns, and the clock in MHz."""
@@ -124,7 +124,7 @@ class IterationReport:
     num_together: int = 1
     """Iterations that this report is on: the one with its index and those directly before it. It begins with the first
     and ends with the last. Without a plan, for a daemon that `takes_together`; for one that `takes_spans`,
-    `instructions` has one row for each, with its begin and end."""
+    `instructions` has one row for each, with its start and end."""
 
 
 @dataclass(frozen=True, slots=True)

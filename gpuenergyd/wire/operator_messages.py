@@ -59,7 +59,7 @@ def decode_job_patch(body: bytes) -> JobPatch:
         UsageError: a key is unknown, or nothing is to be changed.
     """
     patch = decode(body, JobPatch, max_bytes=MAX_CONTROL_MESSAGE_BYTES)
-    names = [one.name for one in fields(JobPatch)]
+    names = [field.name for field in fields(JobPatch)]
     given = decode(body, dict, max_bytes=MAX_CONTROL_MESSAGE_BYTES)
     for key in given:
         if key not in names:

@@ -50,7 +50,7 @@ _KILL_AFTER_S = 1.0
 _RETURN_LIMIT_S = 2.0
 """Extra time, after the limit of `timeout`, for the process to be reaped."""
 _VERIFY_LIMIT_S = 2.0
-"""Clocks take up to about a second to settle."""
+"""Time in which a change must show; clocks take up to about a second to settle."""
 _VERIFY_PAUSE_S = 0.005
 _TIMED_OUT = frozenset({124, 137, -9})
 _SAME_LIMIT_W = 1.0

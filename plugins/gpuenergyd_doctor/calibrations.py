@@ -2,7 +2,7 @@
 
 Theory of operation. The daemon leases the GPUs to the requesting process, then makes clock changes and measures them as
 it measures those of jobs, for the same estimates. An idle GPU does not run at the clock that is set, so the process
-computes on the GPU meanwhile; the daemon begins when the driver lists the process there. The leases end with the
+computes on the GPU during that time; the daemon begins when the driver lists the process there. The leases end with the
 process, however it ends, and the worker then restores the GPUs.
 """
 

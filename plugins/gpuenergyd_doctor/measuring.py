@@ -96,7 +96,7 @@ class _GpuMeasurement:
     cpu_ratios: list[float] = field(default_factory=list)
     """Part of a core that the sampler took in each state."""
     period_ns: float = 0.0
-    """As last known of the energy counter: on a busy host the sampler may be learning it anew."""
+    """Last known update period of the energy counter: on a busy host the sampler may be learning it again."""
 
     def run(self, loads: Mapping[str, Callable[[], GpuLoad]], not_measured: list[str]) -> MeasuredGpu:
         """Time the calls, then watch the GPU under each load."""

@@ -78,7 +78,7 @@ def calibrated_targets(switches: Sequence[ObservedSwitch]) -> tuple[CalibratedTa
     for switch in switches:
         groups.setdefault((switch.direction, switch.to_sm_clock_mhz), []).append(switch)
     ordered = sorted(groups.items(), key=lambda item: (item[0][0] is not Direction.RAISE, -item[0][1]))
-    return tuple(_target(direction, sm_clock_mhz, own) for (direction, sm_clock_mhz), own in ordered)
+    return tuple(_target(direction, sm_clock_mhz, measured) for (direction, sm_clock_mhz), measured in ordered)
 
 
 def _target(direction: Direction, sm_clock_mhz: int, switches: Sequence[ObservedSwitch]) -> CalibratedTarget:

@@ -89,8 +89,8 @@ def lease_request(lease: Lease, left_s: float) -> dict[str, Any]:
     """Return the request for a lease that ends `left_s` seconds from now."""
     now_s = lease.end_s - left_s
     fallback = [
-        {"power_budget_w": own.power_w, "begin_s": own.start_s - now_s, "end_s": own.end_s - now_s}
-        for own in lease.fallback
-        if own.end_s > now_s
+        {"power_budget_w": part.power_w, "begin_s": part.start_s - now_s, "end_s": part.end_s - now_s}
+        for part in lease.fallback
+        if part.end_s > now_s
     ]
     return {"power_budget_w": lease.power_w, "lifetime_s": left_s, "reason": REASON, "fallback": fallback}

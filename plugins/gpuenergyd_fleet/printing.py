@@ -20,7 +20,7 @@ def fleet_object(state: "FleetState") -> dict[str, Any]:
     return {
         "budget_w": state.budget_w,
         "reason": state.reason,
-        "hosts": [_host(own, state.now_s) for own in state.hosts],
+        "hosts": [_host(host, state.now_s) for host in state.hosts],
         "events": [event_row(event) for event in state.events],
     }
 
@@ -30,13 +30,13 @@ def fleet_lines(state: "FleetState") -> Iterator[str]:
         yield "no fleet budget; set one with `gpuenergyd fleet set WATTS`"
     else:
         reason = f" ({state.reason})" if state.reason else ""
-        held_w = sum(own.held.most_w(state.now_s, FleetRules().margin_s) for own in state.hosts)
+        held_w = sum(host.held.most_w(state.now_s, FleetRules().margin_s) for host in state.hosts)
         yield (
             f"fleet budget: {state.budget_w:g} W{reason}; {count_text(len(state.hosts), 'host')} may draw"
             f" {held_w:.0f} W now"
         )
-    for own in state.hosts:
-        host = _host(own, state.now_s)
+    for known in state.hosts:
+        host = _host(known, state.now_s)
         measured = "unknown" if host["measured_w"] is None else f"{host['measured_w']:.0f} W"
         lease = "no lease" if host["lease_w"] is None else f"lease {host['lease_w']:.0f} W for {host['lease_s']:.0f} s"
         contact = "" if host["in_contact"] else f"; out of contact for {host['silent_s']:.0f} s"

@@ -21,12 +21,12 @@ def model_card_text(jobs: ReportedJobs) -> str:
         raise UsageError("no emissions of this job are known: set carbon_signal before a training begins")
     priced_j = sum(report.energy_use.priced_j or 0.0 for report in reports)
     used_j = sum(report.energy_use.used_j or 0.0 for report in reports)
-    signals = sorted({f"{own.signal.source} ({own.signal.kind}, {own.signal.factor})" for own in carbon})
-    pues = sorted({f"{own.pue:g}" for own in carbon})
+    signals = sorted({f"{zone.signal.source} ({zone.signal.kind}, {zone.signal.factor})" for zone in carbon})
+    pues = sorted({f"{zone.pue:g}" for zone in carbon})
     notes = [f"emissions of {100 * priced_j / used_j:.0f} % of the energy"] if priced_j < 0.995 * used_j else []
     estimated_g = sum(report.energy_use.estimated_carbon_g or 0.0 for report in reports)
     notes += [f"{100 * estimated_g / sum(known_g):.0f} % of the emissions from estimated energy"] if estimated_g else []
-    assumed_w = sorted({f"{own.host_power_w:g}" for own in carbon if own.host_power_w})
+    assumed_w = sorted({f"{zone.host_power_w:g}" for zone in carbon if zone.host_power_w})
     notes += [f"including {', '.join(assumed_w)} W assumed for the host"] if assumed_w else []
     notes += ["GPUs simulated"] if any(report.summary.is_simulated for report in reports) else []
     source = f"gpuenergyd {__version__}: energy of GPUs, intensity of {', '.join(signals)}, PUE {', '.join(pues)}"
@@ -34,7 +34,7 @@ def model_card_text(jobs: ReportedJobs) -> str:
     models = Counter({rank.gpu_uuid: rank.gpu_model_name for rank in ranks}.values())
     fields = {
         "source": "; ".join([source, *notes]),
-        "geographical_location": ", ".join(sorted({own.signal.zone for own in carbon})),
+        "geographical_location": ", ".join(sorted({zone.signal.zone for zone in carbon})),
         "hardware_used": ", ".join(f"{number} x {model}" for model, number in sorted(models.items())),
     }
     lines = [f"  {name}: {json.dumps(text, ensure_ascii=False)}" for name, text in fields.items()]

@@ -283,7 +283,7 @@ def _measured(plan: PlanRecord | None, rollups: Sequence[RollupRecord], num_gpus
         is_under_plan = plan is not None and rollup.started_at >= plan.issued_at
         if is_under_plan and rollup.bucket_s == _SECOND_S and rollup.mean_power_w is not None:
             by_second[rollup.started_at.timestamp()].append(rollup.mean_power_w)
-    means_w = {at: sum(own) for at, own in sorted(by_second.items()) if len(own) == num_gpus}
+    means_w = {at: sum(powers_w) for at, powers_w in sorted(by_second.items()) if len(powers_w) == num_gpus}
     ramps_w = [abs(means_w[b] - means_w[a]) for a, b in pairwise(means_w) if b - a <= 1.5 * _SECOND_S]
     if not ramps_w:
         return ""

@@ -115,7 +115,7 @@ class _Trace:
 
     def _instructions(self, row: IterationRow, plan: PlanRecord | None) -> Iterator[_Event]:
         by_rank: dict[int, list[ObservedSpan]] = {}
-        for span in sorted(self._history.spans(self._job.job_id, row.iteration_index), key=lambda own: own.start_s):
+        for span in sorted(self._history.spans(self._job.job_id, row.iteration_index), key=lambda span: span.start_s):
             by_rank.setdefault(span.pp_rank, []).append(span)
         for pp_rank, spans in by_rank.items():
             track, asked_mhz = _FIRST_STAGE + pp_rank, _asked_mhz(plan, pp_rank, len(spans))
@@ -154,10 +154,10 @@ def _end_before_the_next(slices: list[_Event]) -> None:
 
     Perfetto drops slices that overlap in a track without being nested.
     """
-    slices.sort(key=lambda own: (own["tid"], own["ts"]))
-    for own, following in pairwise(slices):
-        if own["tid"] == following["tid"]:
-            own["dur"] = min(own["dur"], following["ts"] - own["ts"])
+    slices.sort(key=lambda event: (event["tid"], event["ts"]))
+    for event, following in pairwise(slices):
+        if event["tid"] == following["tid"]:
+            event["dur"] = min(event["dur"], following["ts"] - event["ts"])
 
 
 def _asked_mhz(plan: PlanRecord | None, pp_rank: int, num_instructions: int) -> Sequence[int | None]:

@@ -19,18 +19,18 @@ def read_accounts(path: Path) -> dict[str, SavedAccount]:
     """Return the saved accounts by GPU; none where the file is missing or damaged."""
     try:
         content = json.loads(path.read_bytes())
-        found = {str(uuid): (float(own[0]), float(own[1]), float(own[2])) for uuid, own in content.items()}
+        found = {str(uuid): (float(row[0]), float(row[1]), float(row[2])) for uuid, row in content.items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         log.warning("%s cannot be used, accounts of lost time begin anew: %s", path, error)
         return {}
-    return {uuid: own for uuid, own in found.items() if all(math.isfinite(value) and value >= 0 for value in own)}
+    return {uuid: row for uuid, row in found.items() if all(math.isfinite(value) and value >= 0 for value in row)}
 
 
 def save_accounts(path: Path, accounts: Mapping[str, SavedAccount]) -> None:
     try:
-        replace_file(path, json.dumps({uuid: list(own) for uuid, own in accounts.items()}).encode())
+        replace_file(path, json.dumps({uuid: list(account) for uuid, account in accounts.items()}).encode())
     except OSError as error:
         log.warning("accounts of lost time cannot be saved: %s", error)
 

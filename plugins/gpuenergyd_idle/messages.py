@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 LIFT_PATH = "/v1/idle/lift"
 PROGRAM_HOLD_S = 60.0
-"""For which a program that is about to start, or any user, may keep GPUs lifted."""
+"""Longest time for which a program that is about to start, or any user, may keep GPUs at full clocks."""
 
 
 @dataclass(frozen=True, slots=True)

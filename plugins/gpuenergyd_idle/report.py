@@ -27,7 +27,7 @@ def by_state(database: str, *, since: datetime | None, until: datetime | None) -
         Column("kWh", "energy_j", lambda energy_j: f"{energy_j / _J_PER_KWH:.2f}", is_number=True),
         Column("hours lowered", "lowered_s", _hours, is_number=True),
     )
-    return GroupTable("GPUs by state", columns, tuple(_row(own) for own in found), tuple(_summary(found)))
+    return GroupTable("GPUs by state", columns, tuple(_row(used) for used in found), tuple(_summary(found)))
 
 
 def _row(own: StoredUse) -> dict[str, Any]:
@@ -43,19 +43,19 @@ def _hours(time_s: float) -> str:
 
 
 def _summary(found: Sequence[StoredUse]) -> Iterator[str]:
-    total_s = sum(own.total.time_s for own in found)
+    total_s = sum(row.total.time_s for row in found)
     if not total_s:
         return
-    waiting = [own for own in found if own.use is GpuUse.IDLE_CONTEXT]
-    ratio = sum(own.total.time_s for own in waiting) / total_s
+    waiting = [row for row in found if row.use is GpuUse.IDLE_CONTEXT]
+    ratio = sum(row.total.time_s for row in waiting) / total_s
 
     def kwh(energy_of: Callable[[StoredUse], float]) -> float:
-        return sum(energy_of(own) for own in waiting) / _J_PER_KWH
+        return sum(energy_of(row) for row in waiting) / _J_PER_KWH
 
-    basis = "; ".join(sorted({own.saving_basis for own in waiting if own.saving_basis}))
-    yield f"{100 * ratio:.0f} % of GPU hours idle with a context, {kwh(lambda own: own.total.energy_j):.2f} kWh"
-    if saved_kwh := kwh(lambda own: own.saved_j):
+    basis = "; ".join(sorted({row.saving_basis for row in waiting if row.saving_basis}))
+    yield f"{100 * ratio:.0f} % of GPU hours idle with a context, {kwh(lambda row: row.total.energy_j):.2f} kWh"
+    if saved_kwh := kwh(lambda row: row.saved_j):
         yield f"lower clocks have saved about {saved_kwh:.2f} kWh; basis: {basis}"
-    if could_kwh := kwh(lambda own: own.could_save_j):
-        low_kwh, high_kwh = kwh(lambda own: own.could_save_low_j), kwh(lambda own: own.could_save_high_j)
+    if could_kwh := kwh(lambda row: row.could_save_j):
+        low_kwh, high_kwh = kwh(lambda row: row.could_save_low_j), kwh(lambda row: row.could_save_high_j)
         yield f"about {could_kwh:.2f} kWh ({low_kwh:.2f} to {high_kwh:.2f}) could have been saved; basis: {basis}"

@@ -126,7 +126,7 @@ class IdleService:
             if (own := self._followed.get(gpu.identity.gpu_uuid)) is not None
         ]
         options = {"is_enabled": self._options.enabled, "is_acting": self._acts, "after_s": self._options.after_s}
-        lines = [f"GPU {own['index']} lowered, {own['reason']}" for own in gpus if own["is_lowered"]]
+        lines = [f"GPU {shown['index']} lowered, {shown['reason']}" for shown in gpus if shown["is_lowered"]]
         return {"idle": {**options, "gpus": gpus, "lines": lines}}
 
     # --- inside ---
@@ -189,21 +189,21 @@ class IdleService:
             except GpuError:
                 own.num_processes = None
 
-        due = (own for own in self._followed.items() if own[1].idle.use not in WORKING or own[1].num_processes is None)
-        await asyncio.gather(*(count(*own) for own in due))
+        due = (gpu for gpu in self._followed.items() if gpu[1].idle.use not in WORKING or gpu[1].num_processes is None)
+        await asyncio.gather(*(count(*gpu) for gpu in due))
 
     async def _store(self) -> None:
         """Add the time since the last call to the hours in the history, and save the accounts."""
         host, hour = self._settings.host_name or gethostname(), datetime.now(tz=UTC)
         rows = [
-            UseRow(host, uuid, self._gpus[uuid].identity.model_name, hour, use, total, own.idle.saving.estimate())
-            for uuid, own in self._followed.items()
-            for use, total in own.totals.pop_unstored().items()
+            UseRow(host, uuid, self._gpus[uuid].identity.model_name, hour, use, total, followed.idle.saving.estimate())
+            for uuid, followed in self._followed.items()
+            for use, total in followed.totals.pop_unstored().items()
         ]
         now_s, accounts = time.monotonic(), {}
-        for uuid, own in self._followed.items():
-            if own.idle.acts:  # an observed GPU is charged for what would have been lost
-                account = own.idle.account
+        for uuid, followed in self._followed.items():
+            if followed.idle.acts:  # an observed GPU is charged for what would have been lost
+                account = followed.idle.account
                 accounts[uuid] = (account.lost_s, account.working_s, max(0.0, now_s - account.since_s))
         if not rows:
             return

@@ -45,7 +45,7 @@ class UseTotals:
         self._unstored[idle.use].add(new)
 
     def pop_unstored(self) -> dict[GpuUse, UseTotal]:
-        """Return what was counted since the last call."""
+        """Return the totals counted since the last call."""
         taken, self._unstored = dict(self._unstored), defaultdict(UseTotal)
         return taken
 

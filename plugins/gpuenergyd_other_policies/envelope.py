@@ -56,7 +56,7 @@ class Envelope:
         if (reason := reason_for_full_speed(view)) is not None:
             return plan_at_full_speed(view, reason)
         by_setting = iterations_by_setting(view)
-        measured = {setting.value: own for setting, own in by_setting.items() if setting.lever is Lever.CLOCKS}
+        measured = {setting.value: point for setting, point in by_setting.items() if setting.lever is Lever.CLOCKS}
         for mhz in _clocks_to_try(clocks_mhz):
             if mhz not in measured:
                 setting = Setting(Lever.CLOCKS, mhz)
@@ -135,8 +135,8 @@ def _time_profile(measured: _IterationsByClock, clocks_mhz: Sequence[int]) -> Pi
         for key, time_s in _times_at(mhz, measured[mhz]).items():
             options[key].append(ClockOption(mhz, time_s, 0.0))
     classes = {}
-    for key, own in options.items():
-        known = InstructionProfile(tuple(own))
+    for key, points in options.items():
+        known = InstructionProfile(tuple(points))
         lowest_mhz = known.options[-1].sm_clock_mhz
         classes[key] = InstructionProfile(
             tuple(ClockOption(mhz, known.interpolated(mhz).time_s, 0.0) for mhz in clocks_mhz if mhz >= lowest_mhz)

@@ -85,7 +85,7 @@ class FrequencyFile:
             return baseline_plan(reason=str(error))
         offered_mhz = [gpu.supported_sm_clocks_mhz for gpu in view.gpus]
         clocks_mhz = {
-            i: min((own for own in offered_mhz[i.pp_rank] if own >= mhz), default=max(offered_mhz[i.pp_rank]))
+            i: min((clock for clock in offered_mhz[i.pp_rank] if clock >= mhz), default=max(offered_mhz[i.pp_rank]))
             for i, mhz in wanted_mhz.items()
         }
         planned = timeline(graph, [median(times_s[i.instruction_class]) for i in graph.instructions])
@@ -111,12 +111,12 @@ def plan_offline(request: OfflineRequest) -> OfflinePlan:
     if not evaluated:
         raise UsageError(f"{path}: no {_FILES} in this folder")
     target_s = request.target.iteration_time_s(baseline(request.baseline_graph, request.profile).iteration_time_s)
-    in_time = [own for own in evaluated if own.iteration_time_s <= target_s]
+    in_time = [plan for plan in evaluated if plan.iteration_time_s <= target_s]
     if not in_time:
-        fastest_s = min(own.iteration_time_s for own in evaluated)
+        fastest_s = min(plan.iteration_time_s for plan in evaluated)
         raise TargetError(f"target {target_s:.6g} s: the fastest plan of {path} takes {fastest_s:.6g} s")
-    best = min(in_time, key=lambda own: own.energy_j)
-    points = sorted((own.iteration_time_s, own.energy_j) for own in evaluated) if request.want_frontier else []
+    best = min(in_time, key=lambda plan: plan.energy_j)
+    points = sorted((plan.iteration_time_s, plan.energy_j) for plan in evaluated) if request.want_frontier else []
     plan = unproven_plan(request, best, solve_cpu_s=time.process_time() - began_cpu_s)
     return replace(plan, frontier=tuple(FrontierPoint(*point, None) for point in points))
 

@@ -57,7 +57,7 @@ class WorkloadPowerProfile:
         return setting_plan(view, self._setting, PlanPurpose.TUNED, policy="power-profile", reason=reason)
 
     def _missing(self, view: JobView) -> str | None:
-        """Return what the profile needs and this job does not have."""
+        """Return the requirement of the profile that this job does not meet."""
         if not view.can_set_power_profiles:
             return (
                 f"{self._setting} may not be set: that needs mode control, power-profiles among the levers of the"

@@ -30,15 +30,15 @@ _SIGMAS_TO_CHOOSE = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a policy searches a setting for, and how it says so in its plans."""
+    """The goal of a policy's search for a setting, and its wording in plans."""
 
     policy: str
     least: str
-    """What the best setting has least of."""
+    """The quantity that the best setting has the least of."""
     otherwise: str
     """Why full speed is kept if no setting is better."""
     cost: Cost | None = None
-    """What is minimized; None: energy."""
+    """Cost to minimize; None means energy."""
     as_measured: bool = False
     """Whether a setting that was measured needs no standard error to spare, at the first decision."""
 
@@ -58,13 +58,13 @@ def search_plan(view: JobView, settings: tuple[Setting, ...], goal: Goal) -> Clo
     curves = curves_of(view, settings, points)
     surely_fast = curves.fast_enough(longest_ratio, sigmas=_SIGMAS_TO_CHOOSE)
     if goal.as_measured:
-        measured = {own for own, point in points.items() if point.time_ratio <= longest_ratio * (1 + WORTHWHILE_RATIO)}
+        measured = {one for one, point in points.items() if point.time_ratio <= longest_ratio * (1 + WORTHWHILE_RATIO)}
         if decided is not None:
-            slow = {own for own, at in points.items() if at.time_ratio > longest_ratio * (1 + 1.5 * WORTHWHILE_RATIO)}
+            slow = {one for one, at in points.items() if at.time_ratio > longest_ratio * (1 + 1.5 * WORTHWHILE_RATIO)}
             measured = measured & surely_fast | (points.keys() & {current}) - slow
     else:
         measured = surely_fast & points.keys() | curves.fast_enough(longest_ratio, sigmas=0) & {current}
-    permitted = measured | {own for own in surely_fast - points.keys() if _is_between(own, points, longest_ratio)}
+    permitted = measured | {one for one in surely_fast - points.keys() if _is_between(one, points, longest_ratio)}
     is_searched = not view.target.is_forced  # a straggler, whose pace this is, may have gone before a search has ended
     search = SettingSearch(curves, goal.cost, measured, longest_ratio)
     if is_searched and current not in permitted and (setting := _next_to_measure(view, search, points)) is not None:
@@ -118,7 +118,7 @@ def cheapest_common_clock(
     graph: DependencyGraph, profile: PipelineProfile, deadline_s: float
 ) -> dict[Instruction, int]:
     """Return the common clock of least energy that meets the deadline, for each instruction."""
-    common = set.intersection(*({o.sm_clock_mhz for o in own.options} for own in profile.classes.values()))
+    common = set.intersection(*({o.sm_clock_mhz for o in curve.options} for curve in profile.classes.values()))
     evaluated = {mhz: evaluate_clocks(graph, profile, [mhz] * len(graph.instructions)) for mhz in common}
     fitting = [mhz for mhz in evaluated if evaluated[mhz].iteration_time_s <= deadline_s * (1 + 1e-9)]
     chosen: int = min(fitting, key=lambda mhz: evaluated[mhz].energy_j)

@@ -195,12 +195,12 @@ class StatusCollector(Collector):
     def _idle(self) -> Iterator[Metric]:
         labels = ["gpu_uuid", "index", "model_name"]
         gpus = (self._status.get("idle") or {"gpus": ()})["gpus"]
-        rows: list[_Row] = [(own, [own["gpu_uuid"], str(own["index"]), own["model_name"]]) for own in gpus]
+        rows: list[_Row] = [(gpu, [gpu["gpu_uuid"], str(gpu["index"]), gpu["model_name"]]) for gpu in gpus]
         yield from _families("gpu_", _IDLE_GAUGES, labels, rows)
         for key, name, text in _USE_COUNTERS:
             family = CounterMetricFamily(f"gpuenergyd_gpu_{name}", text, labels=[*labels, "use"])
-            for own, values in rows:
-                for total in own["by_use"]:
+            for gpu, values in rows:
+                for total in gpu["by_use"]:
                     family.add_metric([*values, total["use"]], total[key])
             yield family
 
@@ -237,7 +237,7 @@ def _families(
         family = family_of(f"gpuenergyd_{prefix}{name}", text, labels=labels)
         sample_name = f"{family.name}_total" if family.type == "counter" else family.name
         family.samples = [
-            Sample(sample_name, own, value * factor) for fields, own in shared if (value := fields.get(key)) is not None
+            Sample(sample_name, row, value * factor) for fields, row in shared if (value := fields.get(key)) is not None
         ]
         yield family
 

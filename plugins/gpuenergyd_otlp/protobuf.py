@@ -51,7 +51,7 @@ _MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
     "KeyValue": {"key": (1, "string"), "value": (2, "AnyValue")},
     "AnyValue": {"stringValue": (1, "string")},
 }
-"""By message: the number and the type of each field. Lists are repeated fields."""
+"""Number and type of each field of each message. Lists are repeated fields."""
 
 
 def encoded_request(body: Mapping[str, Any]) -> bytes:

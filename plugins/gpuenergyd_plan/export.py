@@ -89,8 +89,8 @@ def _csv_text(content: PlannerInstance) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(PROFILE_COLUMNS)
-    for key, own in sorted(content.profile.classes.items()):
-        for option in own.options:
+    for key, curve in sorted(content.profile.classes.items()):
+        for option in curve.options:
             writer.writerow(
                 (key.pp_rank, WORD_OF_KIND[key.kind], option.sm_clock_mhz, repr(option.time_s), repr(option.energy_j))
             )
@@ -125,10 +125,10 @@ def _instance(content: PlannerInstance) -> dict[str, Any]:
         "edge_latency_s": [latency_s for *_, latency_s in edges],
         "profiles": {
             f"{key.pp_rank}/{name(key.kind, key.chunk_index)}": {
-                "freq_mhz": [option.sm_clock_mhz for option in own.options],
-                "time_s": [option.time_s for option in own.options],
-                "energy_j": [option.energy_j for option in own.options],
+                "freq_mhz": [option.sm_clock_mhz for option in curve.options],
+                "time_s": [option.time_s for option in curve.options],
+                "energy_j": [option.energy_j for option in curve.options],
             }
-            for key, own in sorted(content.profile.classes.items())
+            for key, curve in sorted(content.profile.classes.items())
         },
     }

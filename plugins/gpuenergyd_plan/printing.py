@@ -104,7 +104,7 @@ def _order_lines(figures: dict[str, Any]) -> list[str]:
             else f"no order within this memory saves more than {100 * bound:.2f} %"
         )
     if "stage_of_chunk" in figures:
-        lines.append(f"stages of each GPU: {', '.join('+'.join(map(str, own)) for own in figures['stage_of_chunk'])}")
+        lines.append(f"stages of each GPU: {', '.join('+'.join(map(str, gpu)) for gpu in figures['stage_of_chunk'])}")
     lines.append(f"microbatches held per stage: {', '.join(f'{held:g}' for held in figures['held_microbatches'])}")
     split = [stage for stage, order in figures["order"].items() if any(kind == "I" for kind, *_ in order)]
     if len(split) == len(figures["order"]):

@@ -37,7 +37,7 @@ class EvaluatedPlan:
     """The fitted profile, extended to all clocks of the plan."""
     sm_clocks_mhz: dict[Instruction, int]
     iteration_time_s: float
-    """Without the part of an iteration outside the graph, and without the latency of clock changes."""
+    """Iteration time without the part outside the graph, and without the latency of clock changes."""
     energy_j: float
 
 

@@ -13,7 +13,7 @@ PRIORITY_TAG = "priority"
 
 
 def job_views(jobs: Jobs, gpus: Gpus, *, can_limit: bool) -> tuple[PowerJobView, ...]:
-    """Return the view of each job with a GPU; `can_limit` tells whether power limits may be set."""
+    """Return the view of each job with a GPU; `can_limit` says whether power limits may be set."""
     return tuple(_view(runner, jobs, gpus, can_limit=can_limit) for runner in jobs if runner.job.ranks.gpu_uuids)
 
 
@@ -55,7 +55,7 @@ def priority_of(tags: Mapping[str, str]) -> int:
 def _limit_range_w(gpu_uuids: Iterable[str], gpus: Gpus) -> tuple[float, float] | None:
     """Return the power limits that all these GPUs accept; None if one of them accepts none."""
     ranges = [found.view().power_limit_range_w for uuid in gpu_uuids if (found := gpus.get(uuid)) is not None]
-    known = [own for own in ranges if own is not None]
+    known = [limits_w for limits_w in ranges if limits_w is not None]
     if not known or len(known) < len(ranges):
         return None
     low_w, default_w = max(low for low, _ in known), min(high for _, high in known)

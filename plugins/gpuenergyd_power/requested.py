@@ -53,16 +53,16 @@ def _fallback(request: PowerBudgetRequest, now_at: datetime) -> tuple[ScheduledB
     if len(request.fallback) > MAX_FALLBACKS:
         raise UsageError(f"{len(request.fallback)} budgets in fallback; at most {MAX_FALLBACKS} are valid")
     found = []
-    for own in request.fallback:
-        if (problem := budget_problem(own.power_budget_w)) is not None:
+    for part in request.fallback:
+        if (problem := budget_problem(part.power_budget_w)) is not None:
             raise UsageError(f"fallback: power_budget_w = {problem}")
-        if not -MAX_LIFETIME_S <= own.begin_s < own.end_s <= MAX_LIFETIME_S:
+        if not -MAX_LIFETIME_S <= part.begin_s < part.end_s <= MAX_LIFETIME_S:
             raise UsageError(
-                f"fallback: begin_s = {own.begin_s:g}, end_s = {own.end_s:g}: the end must be after the begin, both"
+                f"fallback: begin_s = {part.begin_s:g}, end_s = {part.end_s:g}: the end must be after the begin, both"
                 f" within {MAX_LIFETIME_S:g} s of now"
             )
-        begin_at, end_at = (now_at + timedelta(seconds=s) for s in (own.begin_s, own.end_s))
-        found.append(ScheduledBudget(begin_at, end_at, own.power_budget_w, request.reason))
+        begin_at, end_at = (now_at + timedelta(seconds=s) for s in (part.begin_s, part.end_s))
+        found.append(ScheduledBudget(begin_at, end_at, part.power_budget_w, request.reason))
     return tuple(found)
 
 

@@ -61,7 +61,7 @@ class HostSwings:
 def _ramp_job(runner: JobRunner) -> RampJob:
     job = runner.job
     baseline_s = None if job.baseline is None else job.baseline.iteration_time_s
-    measured_s = (own.iteration_time_s for own in reversed(job.observations) if own.iteration_time_s > 0)
+    measured_s = (seen.iteration_time_s for seen in reversed(job.observations) if seen.iteration_time_s > 0)
     newest_s = next(measured_s, baseline_s)
     total = job.description.length.total_iterations(baseline_s) if baseline_s is not None else None
     left = None if total is None else total - job.num_iterations

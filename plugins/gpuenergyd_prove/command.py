@@ -111,7 +111,7 @@ def prove(  # noqa: PLR0913  each option is a parameter
             smallest_saving_ratio=smallest_saving,
             max_slowdown_ratio=max_slowdown + margin,
             max_rounds=max_rounds,
-            meters=tuple(own.facts for own in opened),
+            meters=tuple(each.facts for each in opened),
         )  # fmt: skip
         found = procedure.prove(
             request, blocks, out, now_s=time.time, announce=lambda line: typer.echo(line, err=as_json)

@@ -35,7 +35,7 @@ _LISTED_LIMIT_S = 2.0
 class JobBlocks:
     """Makes one running job follow the arms in turn, and withdraws these orders at the end of the `with` block.
 
-    A resumed job keeps what its policy has learned if full speed has not changed; a different policy starts anew.
+    A resumed job keeps what its policy has learned if full speed has not changed; a different policy starts over.
 
     Raises:
         UsageError: no such job runs, several have the name, or the job already has orders of an operator.

@@ -30,9 +30,9 @@ def proof_page(registration: Registration, verdict: Mapping[str, Any]) -> str:
         _table(
             ("arm", "policy", "rounds", "GPU energy saved", "slowdown", "host energy saved", "losses"),
             [
-                (own["arm"], arm.policy, own["rounds"], _span(own["saving"]), _span(own["slowdown"]),
-                 _span(own["host_saving"]), own["losses"])
-                for own, arm in zip(verdict["arms"], registration.arms[1:], strict=True)
+                (result["arm"], arm.policy, result["rounds"], _span(result["saving"]), _span(result["slowdown"]),
+                 _span(result["host_saving"]), result["losses"])
+                for result, arm in zip(verdict["arms"], registration.arms[1:], strict=True)
             ],
         ),
         (f"<p>Against arm <em>{escape(registration.arms[0].name)}</em> (policy {escape(registration.arms[0].policy)});"

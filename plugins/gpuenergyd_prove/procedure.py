@@ -144,7 +144,7 @@ def _run_rounds(
     registration: Registration,
     announce: Callable[[str], None],
 ) -> None:
-    """Run the registered rounds, and repeat void ones as far as the rules allow."""
+    """Run the registered rounds, and repeat void ones if the rules allow it."""
     order = registration.order()
     blocks: list[Block] = []
     while len(blocks) < (num_due := num_blocks_due(registration, blocks)):
@@ -156,7 +156,7 @@ def _run_rounds(
 
 def _run(request: ProofRequest, runner: BlockRunner, folder: ProofFolder, name: str, arm: str) -> Block:
     """Run one block and append it to a file of the folder."""
-    arms = {own.name: own for own in request.arms}
+    arms = {known.name: known for known in request.arms}
     block = runner.run_block(arms[arm], num_iterations=_num_iterations(request))
     folder.append(name, block)
     return block

@@ -64,8 +64,8 @@ class Cpus:
             index = int(counter.zone.name.split(":")[1])
             found.setdefault(index, {})[counter.name.endswith("/dram")] = _Counter(counter)
         try:
-            for index, own in sorted(found.items()):
-                self.by_index[index] = cpu = Cpu(own[False], own.get(True))
+            for index, domains in sorted(found.items()):
+                self.by_index[index] = cpu = Cpu(domains[False], domains.get(True))
                 cpu.energies_uj()
         except (GpuUnsupportedError, KeyError):
             self.by_index = {}

@@ -208,7 +208,7 @@ class ZeusdRoutes:
 
     async def _cpu_power(self, request: web.Request) -> web.Response:
         power_mw = await mean_power_mw(self._selected_cpus(Parameters(request.query)))
-        return _json({"timestamp_ms": _now_ms(), "power_mw": {str(index): own for index, own in power_mw.items()}})
+        return _json({"timestamp_ms": _now_ms(), "power_mw": {str(index): mw for index, mw in power_mw.items()}})
 
     async def _stream_cpu_power(self, request: web.Request) -> web.StreamResponse:
         return await self._stream(request, _cpu_power_events(self._selected_cpus(Parameters(request.query))))
@@ -295,7 +295,7 @@ async def _cpu_power_events(cpus: Mapping[int, Cpu]) -> AsyncIterator[bytes]:
     """Yield the power of processors as server-sent events; endless."""
     while True:
         power_mw = await mean_power_mw(cpus)
-        events = [{"timestamp_ms": _now_ms(), "cpu_id": index, **own} for index, own in power_mw.items()]
+        events = [{"timestamp_ms": _now_ms(), "cpu_id": index, **powers} for index, powers in power_mw.items()]
         yield b"".join(b"data: " + encode(event) + b"\n\n" for event in events)
 
 

@@ -67,7 +67,7 @@ _MOST_DEPTH, _NUM_DEPTHS = 2.0, 100
 
 
 class StandardErrors(NamedTuple):
-    """Those of a measured time and energy, relative to full speed."""
+    """Standard errors of a measured time and energy, relative to full speed."""
 
     time: float
     energy: float

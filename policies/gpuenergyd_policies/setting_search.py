@@ -2,12 +2,12 @@
 
 Theory of operation. The *improvement* of a setting is by how much less it costs than the best one known; it differs
 between the curves (`setting_curves`), and is 0 in those in which the setting is too slow or costs more. A setting is
-worth measuring if its expected improvement is more than `WORTHWHILE_RATIO` of what one iteration costs, and of what the
-iterations that measure it are expected to cost beyond the best: it is paid back within a thousand iterations. Of those
-a policy measures the setting of largest expected squared improvement (Schonlau, Welch and Jones 1998): the square
-prefers settings that may be much better to those that are surely a little better, so that few measurements reach far.
-Measuring is complete when no setting is worth it. Advice is about other permitted slowdowns, so for advice the setting
-is measured that tells most about their savings.
+worth measuring if its expected improvement exceeds `WORTHWHILE_RATIO` of the cost of one iteration, and also of the
+extra cost of the iterations that measure it, so that measuring pays for itself within a thousand iterations. Among
+these settings, a policy measures the one with the largest expected squared improvement (Schonlau, Welch and Jones
+1998). The square favours settings that may be much better over those that are surely a little better, so a few
+measurements go far. Measuring ends when no setting is worth it. Advice concerns other permitted slowdowns, so for
+advice the policy measures the setting that tells most about their savings.
 """
 
 import math

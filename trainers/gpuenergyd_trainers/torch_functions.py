@@ -17,7 +17,7 @@ from gpuenergyd.client.timing.recorder import NOT_RECORDED
 
 _FUNCTIONS = "_comp_type_to_function_map"
 _RECEIVED = {"F": "fwd_recv_ops", "B": "bwd_recv_ops", "I": "bwd_recv_ops", "W": "bwd_recv_ops"}
-"""By kind, the schedule's pending transfers that an instruction waits for: lists by stage and microbatch."""
+"""The schedule's pending transfers for which each kind of instruction waits: lists by stage and microbatch."""
 _OVERLAP = "OVERLAP_F_B"
 
 Function = Callable[[Any, Any], None]

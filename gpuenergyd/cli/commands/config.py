@@ -52,11 +52,11 @@ def get(
         table = Table(box=box.SIMPLE, pad_edge=False)
         for title in ("setting", "value", "default", "source"):
             table.add_column(title, overflow="fold")
-        for one in shown:
-            is_default = one.value == one.default
+        for setting in shown:
+            is_default = setting.value == setting.default
             style = "" if is_default else "bold"
-            default = "" if is_default else _text(one.default)
-            table.add_row(one.key, Text(_text(one.value), style=style), Text(default), Text(one.source))
+            default = "" if is_default else _text(setting.default)
+            table.add_row(setting.key, Text(_text(setting.value), style=style), Text(default), Text(setting.source))
         people_console().print(table)
     return 0
 
@@ -70,7 +70,7 @@ def _text(value: Any) -> str:
         case list() | tuple():
             return ", ".join(map(_text, value)) or "none"
         case dict():
-            return ", ".join(f"{key}: {_text(own)}" for key, own in value.items()) or "none"
+            return ", ".join(f"{key}: {_text(item)}" for key, item in value.items()) or "none"
         case _:
             return str(value)
 

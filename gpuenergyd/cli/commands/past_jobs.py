@@ -53,10 +53,10 @@ class PriorClient:
         """Print the past jobs, and the prior of each GPU model that this host or a past job has."""
         owned = self._past_jobs()
         models = [gpu["model_name"] for gpu in self.daemon.get_status()["gpus"]]
-        models += [own.job.learned.gpu_model_name for own in owned]
-        views = _priors(list(dict.fromkeys(models)), [own.job for own in owned])
+        models += [past.job.learned.gpu_model_name for past in owned]
+        views = _priors(list(dict.fromkeys(models)), [past.job for past in owned])
         if self.as_json:
-            rows = [{"uid": own.uid, **asdict(own.job)} for own in owned]
+            rows = [{"uid": past.uid, **asdict(past.job)} for past in owned]
             print_json({"priors": [asdict(view) for view in views], "past_jobs": rows})
             return
         console = people_console()
@@ -71,7 +71,7 @@ class PriorClient:
 
     def export_to(self, path: Path) -> None:
         """Write past jobs to a file that must not exist yet."""
-        jobs = [replace(own.job, gpu_uuids=()) for own in self._past_jobs()]
+        jobs = [replace(past.job, gpu_uuids=()) for past in self._past_jobs()]
         if not jobs:
             raise GpuEnergyError("there is no past job to export")
         try:
@@ -174,14 +174,14 @@ def _jobs_table(owned: Sequence[OwnedPastJob]) -> "Table":
         table.add_column(heading)
     for heading in ("stages", "power", "clocks tried"):
         table.add_column(heading, justify="right")
-    for own in owned:
-        learned = own.job.learned
+    for past in owned:
+        learned = past.job.learned
         clocks = {point.sm_clock_mhz for curve in learned.curves for point in curve.points[1:]}
         table.add_row(
-            Text(own.job.job_name[:_NAME_CHARS]),
-            _user(own.uid),
+            Text(past.job.job_name[:_NAME_CHARS]),
+            _user(past.uid),
             Text(learned.gpu_model_name),
-            f"{own.job.learned_at:%Y-%m-%d}",
+            f"{past.job.learned_at:%Y-%m-%d}",
             str(learned.num_stages),
             f"{learned.power_w:.0f} W",
             str(len(clocks)),

@@ -50,7 +50,7 @@ class ReportRequest:
     group_by: tuple[GroupBy, ...] = (GroupBy.JOB,)
     """One or two keys."""
     plugin_group: str | None = None
-    """The key of a plugin, instead of these."""
+    """The key of a plugin's group, instead of `group_by`."""
     tag: str | None = None
     price_per_kwh: float | None = None
     currency: str | None = None

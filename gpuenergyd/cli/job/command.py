@@ -107,7 +107,7 @@ def _send(name: str, change: dict[str, Any], *, socket: str | None, as_json: boo
 
     with closing(DaemonClient(find_socket_path(socket))) as client:
         found = find_jobs(client.get_status(), name)
-        replies = [client.patch(f"/v1/jobs/{quote(own['job_id'], safe='')}", change) for own in found]
+        replies = [client.patch(f"/v1/jobs/{quote(job['job_id'], safe='')}", change) for job in found]
     if as_json:
         print_json({"jobs": replies})
         return 0

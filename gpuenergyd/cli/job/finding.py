@@ -14,12 +14,12 @@ def find_jobs(status: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
         UsageError: no such job runs; the message lists those that do.
     """
     jobs: list[dict[str, Any]] = status["jobs"]
-    found = [own for own in jobs if own["job_id"] == name]
+    found = [job for job in jobs if job["job_id"] == name]
     if not found:
-        named = [own for own in jobs if own["job_name"] == name]
-        found = [own for own in named if own["pipeline"] is not None or not own["is_pipeline_member"]] or named
+        named = [job for job in jobs if job["job_name"] == name]
+        found = [job for job in named if job["pipeline"] is not None or not job["is_pipeline_member"]] or named
     if not found:
-        running = ", ".join(f"{own['job_id']} ({own['job_name']})" for own in jobs) or "none"
+        running = ", ".join(f"{job['job_id']} ({job['job_name']})" for job in jobs) or "none"
         raise UsageError(f"no job {name!r} runs here; running: {running}")
     return found
 

@@ -34,7 +34,7 @@ _NARROW_BRACKET_NS = 50_000
 PROBE_VARIABLE = "GPUENERGYD_CLOCK_PROBE"
 
 captured_graphs = CapturedGraphs()
-"""Those of this process: captures of any stream count."""
+"""The graphs captured in this process, on any stream."""
 _wrapping = threading.Lock()
 
 

@@ -27,7 +27,7 @@ def map_memory(
     """Make memory writable for the GPU of the current context; return a function that puts writes to its first word.
 
     Args:
-        address: begin of whole pages of this process.
+        address: start of whole pages of this process.
         size: in bytes.
         current_stream: returns the handle of the stream to write on.
         load: returns a library by name.

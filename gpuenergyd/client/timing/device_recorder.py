@@ -8,7 +8,7 @@ between, a program displaces the code from the processor's caches. No thread ask
 that needs the interpreter delays a program that needs it all the time; only a program that makes no marks for a while
 has its last times read by the reporter's thread. Replays of captured graphs are different: see `stream_follower`.
 
-Events measure durations, not instants. Within an iteration, all times are durations since its begin, added to one
+Events measure durations, not instants. Within an iteration, all times are durations since its start, added to one
 instant, so that they are consistent. That instant is the end of the iteration before, corrected once a second by an
 anchor: an event whose instant on the host's clock is known to a few microseconds.
 
@@ -130,7 +130,7 @@ class DeviceRecorder:
                 before.following = opening
 
     def begin(self, key: OrderRow) -> int:
-        """Mark the begin of an instruction; while a graph is captured, in the graph if `begin_capture` was called."""
+        """Mark the start of an instruction; while a graph is captured, in the graph if `begin_capture` was called."""
         if self._device.is_capturing():
             return NOT_RECORDED if self._capture is None else self._capture.begin(key)
         slot = self._next_slot()
@@ -168,7 +168,7 @@ class DeviceRecorder:
             self._current.has_ended[:num_ended] = bytes([1]) * num_ended
 
     def end_iteration(self) -> RecordedIteration | None:
-        """Mark the end of the iteration; None if its begin was not recorded or a graph is being captured."""
+        """Mark the end of the iteration; None if its start was not recorded or a graph is being captured."""
         finished, self._current = self._current, None
         if finished is None:
             return None
@@ -259,7 +259,7 @@ class DeviceRecorder:
             self._follower.put(self._newest_mark, act)
 
     def call_with_instant(self, act: Callable[[int], None]) -> None:
-        """As `call_when_reached`; `act` gets the instant of that begin or end, in ns of the host's monotonic clock."""
+        """Like `call_when_reached`, but pass `act` the instant of the mark, in ns of the host's monotonic clock."""
         event = self._newest_mark
 
         def find_instant() -> None:
@@ -380,7 +380,7 @@ class DeviceRecorder:
         return spans_ns is not None
 
     def _find_window(self, buffer: EventBuffer, last_ns: int) -> tuple[int, int]:
-        """Return the begin and end of an iteration's window of this length on the host's clock."""
+        """Return the start and end of an iteration's window of this length on the host's clock."""
         number, begin_ns = self._last
         is_first = buffer.follows != number or not number
         self._since_anchor_ns += last_ns

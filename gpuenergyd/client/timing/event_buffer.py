@@ -35,7 +35,7 @@ class EventBuffer:
         self._marks: tuple[Marks, Marks] = [], []
 
     def marks(self, num: int) -> tuple[Marks, Marks]:
-        """Return what records begins and ends of so many instructions."""
+        """Return functions that record the starts and ends of `num` instructions."""
         if len(self._marks[0]) < num:
             begins, ends = ([partial(self._record, event) for event in own[:num]] for own in (self.begins, self.ends))
             self._marks = begins, ends

@@ -42,7 +42,7 @@ class EventDevice(Protocol):
         ...
 
     def open_requests(self) -> StreamRequests | None:
-        """Return what sends requests when the current stream reaches them; None if events have to be asked instead.
+        """Return the sender of requests that the current stream reaches; None if events have to be polled instead.
 
         May take its time; not on the training thread.
         """
@@ -64,7 +64,7 @@ class EventDevice(Protocol):
         """Return the time from a completed event to the newest completion of a node's event.
 
         It is negative while the newest completion is one of an earlier replay; None before the first one, or where the
-        device does not tell because the next one is under way.
+        device does not say, because the next replay is under way.
         """
         ...
 
@@ -74,5 +74,5 @@ class CountsCycles(Protocol):
     """A device that can show its true clock."""
 
     def open_clock_probe(self) -> ClockProbe | None:
-        """Return what shows it, on the training thread; None unless the user wants it. May raise anything."""
+        """Return a probe of the clock, on the training thread; None unless the user wants it. May raise anything."""
         ...

@@ -15,7 +15,7 @@ NOT_RECORDED = -1
 
 
 UNTIL_NEXT_BEGIN = "D"
-"""Kind of instruction that is not ended: it lasts until the next begin of an iteration, or until a pause."""
+"""Kind of instruction that is not ended: it lasts until the next start of an iteration, or until a pause."""
 _UNUSED: OrderRow = ("", -1, -1)
 Marks: TypeAlias = Sequence[Callable[[], object]]
 """Functions without arguments, one for each instruction."""
@@ -28,7 +28,7 @@ class IterationTimes(NamedTuple):
     end_mono_ns: int
     next_begin_mono_ns: int
     instructions: tuple[InstructionRow, ...]
-    """The finished instructions in order of begin."""
+    """The finished instructions in order of start."""
 
 
 class RecordedIteration(Protocol):
@@ -56,14 +56,14 @@ class InstructionTimer(Protocol):
         ...
 
     def begin_iteration(self, previous: RecordedIteration | None, *, is_timed: bool = True) -> None:
-        """Mark the begin of an iteration; it directly follows `previous`, if that is not None.
+        """Mark the start of an iteration; it directly follows `previous`, if that is not None.
 
         Of one that is not timed, the times have no instructions; none is marked, but requests are sent.
         """
         ...
 
     def begin(self, key: OrderRow) -> int:
-        """Mark the begin of an instruction and return its slot."""
+        """Mark the start of an instruction and return its slot."""
         ...
 
     def end(self, slot: int) -> None:
@@ -71,7 +71,7 @@ class InstructionTimer(Protocol):
         ...
 
     def open_marks(self, keys: Sequence[OrderRow]) -> tuple[Marks, Marks]:
-        """Return what marks begins and ends of the current iteration's only instructions, with the least code."""
+        """Return fast functions that mark the starts and ends of the current iteration's only instructions."""
         ...
 
     def close_marks(self, num_begun: int, num_ended: int) -> None:
@@ -83,7 +83,7 @@ class InstructionTimer(Protocol):
         ...
 
     def order(self) -> tuple[OrderRow, ...]:
-        """Return the instructions of the current iteration in order of begin."""
+        """Return the instructions of the current iteration in order of start."""
         ...
 
     def prepare_requests(self) -> None:
@@ -91,7 +91,7 @@ class InstructionTimer(Protocol):
         ...
 
     def call_at_begin(self, slot: int, act: PlannedRequest) -> None:
-        """Send a request when the device reaches the begin of an instruction that has just begun.
+        """Send a request when the device reaches the start of an instruction that has just begun.
 
         `slot` is that of its mark; in an iteration that is not timed, its position.
         """
@@ -102,7 +102,7 @@ class InstructionTimer(Protocol):
         ...
 
     def call_when_known(self, recorded: RecordedIteration, act: Callable[[], None]) -> None:
-        """Call `act` when the times of a recorded iteration are known: at the next begin, else at its end.
+        """Call `act` when the times of a recorded iteration are known: at the next start, else at its end.
 
         The training thread calls it at a later mark, or `read_late` does.
         """

@@ -2,7 +2,7 @@
 
 A graph records the same events in every replay, so a time must be read after its instruction and before the next
 replay comes to the same node. The thread that follows the stream therefore reads each event once while the replay runs.
-An event's completion belongs to the replay if it lies between the replay's own begin and end, which are events outside
+An event's completion belongs to the replay if it lies between the replay's own start and end, which are events outside
 of the graph; with any other, no instruction of that replay counts.
 """
 
@@ -28,7 +28,7 @@ class CapturedInstructions:
         self.marks: list[tuple[int, bool, Any]] = []
         """Slot, whether it is the end, and event, in order of capture."""
         self.is_timed = True
-        """Whether every begin and end has an event in the graph."""
+        """Whether every start and end has an event in the graph."""
 
     def begin(self, key: OrderRow) -> int:
         slot = len(self.keys)
@@ -84,7 +84,7 @@ class ReplayReading:
             self._times_ns.append(round(after_ms * _NS_PER_MS))
 
     def spans_ns(self, closing_ns: int) -> list[tuple[int, int, int]] | None:
-        """Return slot, begin and end of each instruction in ns after the opening; None if a time is of another replay.
+        """Return slot, start and end of each instruction in ns after the opening; None if a time is of another replay.
 
         Args:
             closing_ns: the end of the replay, after the opening.

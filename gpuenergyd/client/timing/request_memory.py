@@ -23,5 +23,5 @@ INSTANTS_OFFSET = 32
 POLL_S = 0.001
 COMPILED_POLL_S = 0.0005
 IDLE_POLL_S = 0.01
-"""Between two looks when nothing has been put for `IDLE_AFTER_POLLS` looks."""
+"""Time between two looks when nothing has been put for `IDLE_AFTER_POLLS` looks."""
 IDLE_AFTER_POLLS = 2000

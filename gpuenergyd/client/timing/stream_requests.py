@@ -17,11 +17,11 @@ class PlannedRequest(Protocol):
         ...
 
     def datagram(self) -> Datagram | None:
-        """Return what somebody else sends; None if nothing can be sent at present, which is counted."""
+        """Return the datagram for another thread or process to send; None, and counted, if nothing can be sent."""
         ...
 
     def give_up_socket(self) -> None:
-        """Connect anew for later requests: the socket is broken."""
+        """Reconnect for later requests: the socket is broken."""
         ...
 
 

@@ -104,7 +104,7 @@ class WatchedRequests:
         self._number = self._num_dropped = self._num_reported = 0
         self._is_closed = False
         self._prepared: list[PlannedRequest] = []
-        """Those whose slots are filled in, after the newest put; the next one comes last."""
+        """Requests whose slots are already filled in, for the next puts; the next one comes last."""
         descriptor = os.memfd_create("gpuenergyd-requests")
         try:
             os.ftruncate(descriptor, layout.MEMORY_BYTES)
@@ -147,7 +147,7 @@ class WatchedRequests:
         return False
 
     def prepare(self, requests: Iterable[PlannedRequest]) -> None:
-        """Fill in the requests that are put next, in this order, as far as there is room."""
+        """Fill in the next requests to be put, in this order, as many as there is room for."""
         prepared: list[PlannedRequest] = []
         for request in islice(requests, self._num_free):
             if not self._fill(request, self._number + 1 + len(prepared)):

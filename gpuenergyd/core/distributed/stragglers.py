@@ -26,7 +26,7 @@ from gpuenergyd.core.measurement.robust import MEDIAN_PER_MEAN_ERROR, NORMAL_PER
 _KEPT_READINGS = 16
 """Number of readings of a replica from which its scatter is estimated."""
 _MIN_DIFFERENCES = 3
-"""With fewer differences of successive readings the scatter is unknown and taken as 0."""
+"""Least number of differences between successive readings from which scatter is computed; below, it counts as 0."""
 _NORMAL_PER_MEDIAN = NORMAL_PER_MAD / math.sqrt(2)
 """Ratio of the standard deviation to the median absolute difference of two readings, for a normal distribution."""
 _AT_SIGMA = 4.0

@@ -204,7 +204,7 @@ class JobRanks:
             len(changed_ranks) == self.description.num_ranks
             and len({number for number, _ in changed_ranks.values()}) == 1
         ):
-            self._replace_schedule({rank: own for rank, (_, own) in sorted(changed_ranks.items())}, num_microbatches)
+            self._replace_schedule({rank: new for rank, (_, new) in sorted(changed_ranks.items())}, num_microbatches)
             changed_ranks = {}
         self.changed_ranks = changed_ranks
         return not changed_ranks

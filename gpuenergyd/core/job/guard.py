@@ -61,7 +61,7 @@ class GuardRules:
 
 @dataclass(slots=True)
 class GuardWindow:
-    """First iteration that the guard checks, and the target for which the current plan was made or kept."""
+    """What the guard checks: iterations from `since` on, against the target of the current plan."""
 
     since: int = 0
     target: PerformanceTarget | None = None
@@ -211,7 +211,7 @@ def _above_full_speed(
     full_speed_mhz = _highest_clocks_mhz(at_full_speed)
     clocks_mhz = [_highest_clocks_mhz([observation]) for observation in last]
     for what, top_mhz in full_speed_mhz.items():
-        least_mhz = min(own.get(what, 0) for own in clocks_mhz)
+        least_mhz = min(ratios.get(what, 0) for ratios in clocks_mhz)
         if least_mhz > (1 + rules.faster_instruction_ratio) * top_mhz:
             return f"{what} runs at {least_mhz} MHz, above the {top_mhz} MHz of full speed"
     return None
@@ -226,7 +226,7 @@ def _highest_clocks_mhz(observations: Sequence[IterationObservation]) -> dict[st
 def _all_times_at_clocks_s(observations: Sequence[IterationObservation]) -> dict[tuple[str, int], list[float]]:
     """Return the times of each kind of instruction, by the clock at which it ran from start to end."""
     times_s: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for sample in (own for observation in observations for own in observation.instruction_samples):
+    for sample in (sample for observation in observations for sample in observation.instruction_samples):
         if len(sample.shares) == 1 and not sample.kind.is_wait:
             times_s[_name(sample), sample.shares[0].sm_clock_mhz].append(sample.time_s)
     return times_s
@@ -248,9 +248,9 @@ def _is_faster_at_some_clock(
 
 def _mean_cycles(what: str, observations: Sequence[IterationObservation]) -> float:
     """Return the mean clock cycles of a kind of instruction, in millions."""
-    samples = [own for o in observations for own in o.instruction_samples if _name(own) == what]
-    cycles = sum(own.count * share.time_s * share.sm_clock_mhz for own in samples for share in own.shares)
-    return cycles / max(1, sum(own.count for own in samples))
+    samples = [sample for o in observations for sample in o.instruction_samples if _name(sample) == what]
+    cycles = sum(sample.count * share.time_s * share.sm_clock_mhz for sample in samples for share in sample.shares)
+    return cycles / max(1, sum(sample.count for sample in samples))
 
 
 def _times_at_clocks_s(what: str, observations: Sequence[IterationObservation]) -> dict[int, float]:
@@ -272,7 +272,7 @@ def what_changed(
     changed = {}
     for what, times_s in then_s.items():
         if what in now_s:
-            ratio, of_cycles = (median(own[what]) / median(times_s) for own in (now_s, at_same_clock_s))
+            ratio, of_cycles = (median(newer[what]) / median(times_s) for newer in (now_s, at_same_clock_s))
             is_large = abs(ratio - 1) > at_least_ratio and abs(of_cycles - 1) > at_least_ratio + moved.error_ratio
             if is_large and not _may_be_chance(times_s, now_s[what]):
                 changed[what] = ratio
@@ -315,7 +315,7 @@ def _scatter_ratio(values: Sequence[float]) -> float:
 def _mean_times_s(observation: IterationObservation) -> dict[str, float]:
     """Return the mean time of each kind of instruction in one iteration, over all its clocks, without waits."""
     totals: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
-    for sample in (own for own in observation.instruction_samples if not own.kind.is_wait):
+    for sample in (sample for sample in observation.instruction_samples if not sample.kind.is_wait):
         time_s, count = totals[_name(sample)]
         totals[_name(sample)] = (time_s + sample.count * sample.time_s, count + sample.count)
     return {what: time_s / count for what, (time_s, count) in totals.items() if count}

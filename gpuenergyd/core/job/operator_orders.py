@@ -23,7 +23,7 @@ class OperatorOrders:
 
     def followed_by(self, later: Self) -> Self:
         """Return these orders, overridden by later ones."""
-        given = {one.name: value for one in fields(later) if (value := getattr(later, one.name)) is not None}
+        given = {order.name: value for order in fields(later) if (value := getattr(later, order.name)) is not None}
         return replace(self, **given)
 
     def applied_to(self, description: "JobDescription", registered: Self) -> "JobDescription":
@@ -39,7 +39,7 @@ class OperatorOrders:
 
     def changes_from(self, before: Self) -> tuple[tuple[str, str, str], ...]:
         """Return what differs as names with old and new values, e.g. `(("priority", "0", "2"),)`."""
-        pairs = ((one.name, getattr(before, one.name), getattr(self, one.name)) for one in fields(self))
+        pairs = ((order.name, getattr(before, order.name), getattr(self, order.name)) for order in fields(self))
         return tuple((name, _text(old), _text(new)) for name, old, new in pairs if old != new)
 
 

@@ -74,9 +74,9 @@ def cost_text(cost_s: float, ratio: float | None) -> str:
 
 def advice_text(advice: Sequence[SavingAdvice]) -> str:
     """Return what a larger permitted slowdown would save, one clause per value; empty if nothing."""
-    worthwhile = [own for own in advice if own.saving_ratio >= _LEAST_ADVISED_RATIO]
+    worthwhile = [advised for advised in advice if advised.saving_ratio >= _LEAST_ADVISED_RATIO]
     text = "; ".join(map(_one_advice, worthwhile))
-    is_vague = any(own.is_range and not own.is_measured for own in worthwhile)
+    is_vague = any(advised.is_range and not advised.is_measured for advised in worthwhile)
     return f"{text}; {_HOW_TO_MEASURE}" if is_vague else text
 
 

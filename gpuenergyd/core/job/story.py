@@ -77,7 +77,7 @@ def _paths(kind: type) -> tuple[str, ...]:
     """Return the attributes shown in the line of an event or command, e.g. `plan.plan_id`."""
     hints = get_type_hints(kind)
     nested = [(name, hints[name]) for name in _NESTED if is_dataclass(hints.get(name))]
-    inner = [f"{name}.{own}" for name, hint in nested for own in _DETAILS if own in get_type_hints(hint)]
+    inner = [f"{name}.{detail}" for name, hint in nested for detail in _DETAILS if detail in get_type_hints(hint)]
     return (*(name for name in _DETAILS if name in hints), *inner)
 
 

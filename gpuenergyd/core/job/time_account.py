@@ -77,7 +77,7 @@ class PlanSpan:
     job_id: str
     from_index: int
     explained_s: float
-    """0 at full speed."""
+    """Time beyond full speed that the plan explains; 0 at full speed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class TimeAccount:
     _block: list[tuple[int, float]] = field(default_factory=list)
     _open: list[OpenIteration] = field(default_factory=list)
     _open_s: float = 0.0
-    """Cost of the open iterations, as far as known."""
+    """Known cost of the open iterations."""
     _spans: list[PlanSpan] = field(default_factory=list)
     _commitments: list[Commitment] = field(default_factory=list)
 
@@ -190,17 +190,17 @@ class TimeAccount:
         """Return the maximum cost of an experiment in these iterations; simultaneous experiments share their cost."""
         return self.left_s + max(
             (
-                own.cost_s
-                for own in self._commitments
-                if own.job_id != job_id and (own.first, own.last) == (first, last)
+                commitment.cost_s
+                for commitment in self._commitments
+                if commitment.job_id != job_id and (commitment.first, commitment.last) == (first, last)
             ),
             default=0.0,
         )
 
     def next_experiment(self, job_id: str, not_before: int) -> int:
         """Return the first iteration of another replica's experiment that can be shared, otherwise `not_before`."""
-        own = {one.first for one in self._commitments if one.job_id == job_id}
-        shared = (one.first for one in self._commitments if one.first not in own)
+        own = {due.first for due in self._commitments if due.job_id == job_id}
+        shared = (due.first for due in self._commitments if due.first not in own)
         return min((first for first in shared if first >= not_before), default=not_before)
 
     def commit(self, job_id: str, first: int, last: int, cost_s: float) -> None:
@@ -210,15 +210,15 @@ class TimeAccount:
 
     def plan_sent(self, job_id: str, from_index: int, explained_s: float) -> None:
         """Record the plan that a job follows from an iteration on; drop reservations of plans that it replaces."""
-        self._keep(lambda own: own if own.job_id != job_id else own.part(own.first, from_index - 1))
-        self._spans = [own for own in self._spans if own.job_id != job_id or own.from_index < from_index]
+        self._keep(lambda due: due if due.job_id != job_id else due.part(due.first, from_index - 1))
+        self._spans = [span for span in self._spans if span.job_id != job_id or span.from_index < from_index]
         self._spans.append(PlanSpan(job_id, from_index, explained_s))
         del self._spans[:-_MAX_SPANS]
 
     def leave(self, job_id: str) -> None:
         """Remove the plans of a job that has ended."""
-        self._spans = [own for own in self._spans if own.job_id != job_id]
-        self._keep(lambda own: own if own.job_id != job_id else None)
+        self._spans = [span for span in self._spans if span.job_id != job_id]
+        self._keep(lambda commitment: commitment if commitment.job_id != job_id else None)
 
     # --- iterations ---
 
@@ -253,7 +253,7 @@ class TimeAccount:
         noise_s = min(_NOISE_SIGMAS * sigma_s, _MAX_NOISE_RATIO * full_s)
         self.time_s += min(time_s, full_s + explained_s + noise_s)
         self.permitted_s += permitted_ratio * full_s
-        self._keep(lambda own: own.part(iteration_index + 1, own.last))
+        self._keep(lambda commitment: commitment.part(iteration_index + 1, commitment.last))
         self._spans = self._without_past_spans(iteration_index)
         if explained_s:
             if len(self._block) >= _MIN_BLOCK:
@@ -314,27 +314,27 @@ class TimeAccount:
 
     def _keep(self, part: Callable[[Commitment], Commitment | None]) -> None:
         """Replace each reservation by the part still to be paid."""
-        self._commitments = [left for own in self._commitments if (left := part(own)) is not None]
+        self._commitments = [left for commitment in self._commitments if (left := part(commitment)) is not None]
 
     def _explained_s(self, iteration_index: int) -> float:
         """Return the time explained by the plans of this and the previous iteration, as clocks change within one."""
         by_job: dict[str, list[PlanSpan]] = {}
-        for own in self._spans:
-            by_job.setdefault(own.job_id, []).append(own)
+        for span in self._spans:
+            by_job.setdefault(span.job_id, []).append(span)
         found = 0.0
         for spans in by_job.values():
-            begun = [own for own in spans if own.from_index <= iteration_index]
+            begun = [span for span in spans if span.from_index <= iteration_index]
             in_force = begun[-1:] if begun and begun[-1].from_index < iteration_index else begun[-2:]
-            found = max([found, *(own.explained_s for own in in_force)])
+            found = max([found, *(span.explained_s for span in in_force)])
         return found
 
     def _without_past_spans(self, iteration_index: int) -> list[PlanSpan]:
         """Return the spans that may still apply to the next iterations."""
         latest: dict[str, list[int]] = {}
-        for own in self._spans:
-            if own.from_index <= iteration_index:
-                latest.setdefault(own.job_id, []).append(own.from_index)
-        return [own for own in self._spans if own.from_index >= min(latest.get(own.job_id, [0])[-2:])]
+        for span in self._spans:
+            if span.from_index <= iteration_index:
+                latest.setdefault(span.job_id, []).append(span.from_index)
+        return [span for span in self._spans if span.from_index >= min(latest.get(span.job_id, [0])[-2:])]
 
     def _full_speed_of_block(self) -> BlockTime:
         return BlockTime(fmean(index for index, _ in self._block), median_low(time_s for _, time_s in self._block))
@@ -347,15 +347,15 @@ class TimeAccount:
 
     def _cost_s(self, iterations: Sequence[OpenIteration], after: BlockTime | None) -> float:
         """Return the cost of iterations; for disturbed ones, at most the typical cost under their plan."""
-        costs_s = [own.cost_s(self._full_speed_s(own, after)) for own in iterations]
+        costs_s = [iteration.cost_s(self._full_speed_s(iteration, after)) for iteration in iterations]
         typical: dict[float, list[float]] = {}
-        for own, cost_s in zip(iterations, costs_s, strict=True):
-            if own.is_typical:
-                typical.setdefault(own.explained_s, []).append(cost_s)
+        for iteration, cost_s in zip(iterations, costs_s, strict=True):
+            if iteration.is_typical:
+                typical.setdefault(iteration.explained_s, []).append(cost_s)
         usual_s = {explained_s: max(0.0, median(known)) for explained_s, known in typical.items()}
         return sum(
-            min(cost_s, usual_s.get(own.explained_s, own.explained_s)) if own.is_disturbed else cost_s
-            for own, cost_s in zip(iterations, costs_s, strict=True)
+            min(cost_s, usual_s.get(iteration.explained_s, iteration.explained_s)) if iteration.is_disturbed else cost_s
+            for iteration, cost_s in zip(iterations, costs_s, strict=True)
         )
 
     def _full_speed_s(self, own: OpenIteration, after: BlockTime | None) -> float:
@@ -374,6 +374,6 @@ class TimeAccount:
     def _committed_s(self) -> float:
         """Sum of all reservations; of several for the same iterations, only the largest."""
         by_span: dict[tuple[int, int], float] = {}
-        for own in self._commitments:
-            by_span[own.first, own.last] = max(own.cost_s, by_span.get((own.first, own.last), 0.0))
+        for due in self._commitments:
+            by_span[due.first, due.last] = max(due.cost_s, by_span.get((due.first, due.last), 0.0))
         return sum(by_span.values())

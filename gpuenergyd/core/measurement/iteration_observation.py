@@ -61,9 +61,9 @@ def observe_iteration(
         num_calls = [history.num_calls_between(m.begin_ns, m.end_ns) for m in rank.instructions]
         samples += _instruction_samples(rank, by_instruction, num_calls)
         with_call += _call_samples(rank, by_instruction, num_calls)
-        before = [own for own in previous if own.pp_rank == rank.pp_rank]
+        before = [before for before in previous if before.pp_rank == rank.pp_rank]
         energies.append(_rank_energy(rank, before, window, history, counters[rank.pp_rank]))
-        spans += [_span(m, window, own) for m, own in zip(rank.instructions, by_instruction, strict=True)]
+        spans += [_span(m, window, energy) for m, energy in zip(rank.instructions, by_instruction, strict=True)]
     latency_s, gap_s = _gaps(ranks, graph)
     observation = IterationObservation(
         iteration_index=ranks[0].iteration_index,

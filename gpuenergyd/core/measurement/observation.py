@@ -81,7 +81,7 @@ class CapReadings:
     num: int
     num_capped: int
     capped_sm_clock_mhz: float
-    """Mean clock of the latter; 0 without any."""
+    """Mean clock of the readings at the limit; 0 without any."""
 
 
 @dataclass(frozen=True, slots=True)

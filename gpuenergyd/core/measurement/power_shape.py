@@ -104,16 +104,16 @@ class PowerReadings:
         spread_w, trust = self._spread_w(gap), self._trust(around)
         durations_s = [(b - a) / _NS_PER_S for a, b in pairwise(at_ns)]
         levels_w = list(pairwise(powers_w))
-        variances = [_variance(*own) * duration_s**2 for own, duration_s in zip(levels_w, durations_s, strict=True)]
-        read_j = [sum(own) / 2 * duration_s for own, duration_s in zip(levels_w, durations_s, strict=True)]
+        variances = [_variance(*two_w) * duration_s**2 for two_w, duration_s in zip(levels_w, durations_s, strict=True)]
+        read_j = [sum(two_w) / 2 * duration_s for two_w, duration_s in zip(levels_w, durations_s, strict=True)]
         read_j = _with_sum(gap.energy_j, read_j, variances)
         points = [(0.0, 0.0, 0.0)]  # duration, energy by readings, and variance since the start
-        for own, duration_s, energy_j, variance in zip(levels_w, durations_s, read_j, variances, strict=True):
+        for two_w, duration_s, energy_j, variance in zip(levels_w, durations_s, read_j, variances, strict=True):
             since_s, since_j, since_variance = points[-1]
-            change_s = _change_s(*own, duration_s, energy_j)
+            change_s = _change_s(*two_w, duration_s, energy_j)
             if change_s is not None:
                 share = change_s / duration_s
-                points.append((since_s + change_s, since_j + own[0] * change_s, since_variance + share * variance))
+                points.append((since_s + change_s, since_j + two_w[0] * change_s, since_variance + share * variance))
             points.append((since_s + duration_s, since_j + energy_j, since_variance + variance))
         even = spread_w**2 * _READ_EVERY_S
         return GapShape(
@@ -139,7 +139,7 @@ class PowerReadings:
             at_ns, powers_w = self._points(gap)
             if len(at_ns) > 2:
                 parts = zip(pairwise(at_ns), pairwise(powers_w), strict=True)
-                read_j = sum((end_ns - begin_ns) * sum(own) / 2 for (begin_ns, end_ns), own in parts)
+                read_j = sum((end_ns - begin_ns) * sum(two_w) / 2 for (begin_ns, end_ns), two_w in parts)
                 means.append((read_j / (gap.end_ns - gap.begin_ns), gap.mean_w))
         if len(means) < _MIN_GAPS:
             return 0.0

@@ -43,7 +43,7 @@ def stage_iteration(reports: Sequence[RankIteration]) -> RankIteration:
         instructions=_one_after_the_other(sorted(latest.values(), key=lambda measured: measured.end_ns)),
         launched_iteration_index=max(report.launched_iteration_index for report in reports),
         stage_rank=0,
-        client_cost_s=max((own.client_cost_s for own in reports if own.client_cost_s is not None), default=None),
+        client_cost_s=max((rank.client_cost_s for rank in reports if rank.client_cost_s is not None), default=None),
     )
 
 
@@ -88,9 +88,9 @@ class StageClocks:
 
     def cap_between(self, begin_ns: int, end_ns: int) -> CapReadings | None:
         """Return the readings of the slowest GPU that its power limit holds; without one, those of the first GPU."""
-        known = [own for gpu in self.gpus if (own := gpu.cap_between(begin_ns, end_ns)) is not None]
-        capped = [own for own in known if own.num_capped]
-        return min(capped, key=lambda own: own.capped_sm_clock_mhz) if capped else next(iter(known), None)
+        known = [reading for gpu in self.gpus if (reading := gpu.cap_between(begin_ns, end_ns)) is not None]
+        capped = [reading for reading in known if reading.num_capped]
+        return min(capped, key=lambda reading: reading.capped_sm_clock_mhz) if capped else next(iter(known), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +109,15 @@ class StageEnergy:
         return total_j
 
     def estimate(self, begin_ns: int, end_ns: int) -> EnergyEstimate | None:
-        known = [own for gpu in self.gpus if (own := gpu.estimate(begin_ns, end_ns)) is not None]
+        known = [energy for gpu in self.gpus if (energy := gpu.estimate(begin_ns, end_ns)) is not None]
         if len(known) < len(self.gpus):
             return None
-        total_j = sum(own.energy_j for own in known)
+        total_j = sum(energy.energy_j for energy in known)
         return EnergyEstimate(
             total_j,
-            total_j - math.hypot(*(own.energy_j - own.low_j for own in known)),
-            total_j + math.hypot(*(own.high_j - own.energy_j for own in known)),
-            is_estimated=any(own.is_estimated for own in known),
+            total_j - math.hypot(*(energy.energy_j - energy.low_j for energy in known)),
+            total_j + math.hypot(*(energy.high_j - energy.energy_j for energy in known)),
+            is_estimated=any(energy.is_estimated for energy in known),
         )
 
     def phase(self, at_ns: int) -> tuple[float, float] | None:
@@ -128,7 +128,7 @@ class StageEnergy:
 def _one_after_the_other(measured: Sequence[MeasuredInstruction]) -> tuple[MeasuredInstruction, ...]:
     """Return instructions in order of their ends, each beginning only after the one before has ended."""
     in_order: list[MeasuredInstruction] = []
-    for own in measured:
-        begin_ns = max(own.begin_ns, in_order[-1].end_ns) if in_order else own.begin_ns
-        in_order.append(own if begin_ns == own.begin_ns else replace(own, begin_ns=begin_ns))
+    for part in measured:
+        begin_ns = max(part.begin_ns, in_order[-1].end_ns) if in_order else part.begin_ns
+        in_order.append(part if begin_ns == part.begin_ns else replace(part, begin_ns=begin_ns))
     return tuple(in_order)

@@ -17,9 +17,9 @@ _LEAST_RATIO = 0.1
 """Share of the readings below which the limit is met by chance, as in the first second of a job."""
 _ALL_WORK_RATIO = 0.8
 _MOST_MOVED_RATIO = 0.06
-"""Change of a sustained clock beyond which it is no longer the same limit, moved by temperature and chance."""
+"""Largest change of a sustained clock that temperature and chance explain; beyond it, the limit has changed."""
 _SCATTER_RATIO = 0.055
-"""Of readings of the clock at the limit: measured on one H200."""
+"""Relative scatter of clock readings at the power limit, measured on one H200."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class SustainedClock:
     busy_ratio: float
     """Share of the time in instructions that compute."""
     num_kinds: int
-    """Kinds of these, which may differ in power."""
+    """Number of kinds of instruction that compute, which may differ in power."""
     num_capped: int
     """Readings at the limit."""
 
@@ -50,11 +50,11 @@ def sustained_text(sustained: Mapping[int, SustainedClock]) -> str:
     """Return what a job's GPUs sustain at their power limits; empty if none is at its limit."""
     if not sustained:
         return ""
-    fastest = max(sustained.values(), key=lambda own: own.sm_clock_mhz)
-    slowest = min(sustained.values(), key=lambda own: own.sm_clock_mhz)
+    fastest = max(sustained.values(), key=lambda clock: clock.sm_clock_mhz)
+    slowest = min(sustained.values(), key=lambda clock: clock.sm_clock_mhz)
     if fastest == slowest:
         return str(fastest)
-    times = sorted(100 * own.capped_ratio for own in sustained.values())
+    times = sorted(100 * clock.capped_ratio for clock in sustained.values())
     return (
         f"{count_text(len(sustained), 'stage')} at the power limit {times[0]:.0f} to {times[-1]:.0f} % of the time;"
         f" they sustain {slowest.sm_clock_mhz:,.0f} to {fastest.sm_clock_mhz:,.0f} MHz"
@@ -65,8 +65,8 @@ def sustained_text(sustained: Mapping[int, SustainedClock]) -> str:
 class MovedClocks:
     """How the clocks that power limits hold have moved between two sets of iterations at full speed, by rank.
 
-    A GPU at its limit becomes faster and slower with its temperature, which is no change of the job: as many clock
-    cycles take another time.
+    A GPU at its limit becomes faster and slower with its temperature, which is no change of the job: the same
+    number of clock cycles then takes another time.
     """
 
     ratios: Mapping[int, float]
@@ -83,7 +83,7 @@ class MovedClocks:
 def moved_clocks(before: Iterable[IterationObservation], now: Iterable[IterationObservation]) -> MovedClocks:
     """Return how clocks have moved between iterations at full speed."""
     then, later = sustained_clocks(before), sustained_clocks(now)
-    ratios = {rank: later[rank].sm_clock_mhz / own.sm_clock_mhz for rank, own in then.items() if rank in later}
+    ratios = {rank: later[rank].sm_clock_mhz / clock.sm_clock_mhz for rank, clock in then.items() if rank in later}
     ratios = {rank: ratio for rank, ratio in ratios.items() if abs(ratio - 1) <= _MOST_MOVED_RATIO}
     errors = [math.sqrt(1 / then[rank].num_capped + 1 / later[rank].num_capped) for rank in ratios]
     return MovedClocks(ratios, 2 * _SCATTER_RATIO * max(errors, default=0.0))
@@ -91,18 +91,18 @@ def moved_clocks(before: Iterable[IterationObservation], now: Iterable[Iteration
 
 def sustained_clocks(full_speed: Iterable[IterationObservation]) -> dict[int, SustainedClock]:
     """Return the sustained clock of each rank whose GPU was at its power limit in iterations at full speed."""
-    windows = [own for observation in full_speed if observation.is_regular for own in observation.ranks]
+    windows = [rank for observation in full_speed if observation.is_regular for rank in observation.ranks]
     readings: dict[int, list[CapReadings]] = defaultdict(list)
     for window in windows:
         if window.cap is not None:
             readings[window.pp_rank].append(window.cap)
     found = {}
-    for pp_rank, own in readings.items():
-        num, num_capped = sum(one.num for one in own), sum(one.num_capped for one in own)
+    for pp_rank, clocks in readings.items():
+        num, num_capped = sum(reading.num for reading in clocks), sum(reading.num_capped for reading in clocks)
         if num_capped >= max(_LEAST_READINGS, _LEAST_RATIO * num):
-            clock_mhz = sum(one.num_capped * one.capped_sm_clock_mhz for one in own) / num_capped
+            clock_mhz = sum(reading.num_capped * reading.capped_sm_clock_mhz for reading in clocks) / num_capped
             timed = [window for window in windows if window.pp_rank == pp_rank and window.time_at]
-            computing = [[at for at in own.time_at if at.kind is not None and not at.kind.is_wait] for own in timed]
+            computing = [[at for at in rank.time_at if at.kind is not None and not at.kind.is_wait] for rank in timed]
             timed_s = sum(window.window_s for window in timed)
             busy_s = sum(sum(at.time_s for at in window) for window in computing)
             kinds = {(at.kind, at.chunk_index) for window in computing for at in window}

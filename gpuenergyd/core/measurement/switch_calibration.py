@@ -177,7 +177,7 @@ class SwitchCalibration:
             for key in ((direction,), (direction, target), (direction, source, target)):
                 groups.setdefault(key, []).append(switch)
             to_clock.setdefault((direction, switch.to_sm_clock_mhz), []).append(switch)
-        figures = {key: _figures(own) for key, own in groups.items() if len(own) >= ENOUGH}
+        figures = {key: _figures(switches) for key, switches in groups.items() if len(switches) >= ENOUGH}
         known = {direction: figures[direction,] for direction in Direction if (direction,) in figures}
         if not known:
             return None

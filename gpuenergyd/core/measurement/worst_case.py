@@ -97,7 +97,7 @@ class WorstCase:
     times: ClockTimes
     ranks: Sequence[RankSpeed]
     iteration_time_s: float
-    """At full speed; assumed to be all compute-bound while times of instructions are unknown."""
+    """Iteration time at full speed; assumed to be all compute-bound while times of instructions are unknown."""
 
     def extra_s(self, plan: ClockPlan, graph: DependencyGraph | None = None) -> float:
         """Return the maximum time of an iteration under a plan beyond full speed; `graph` is of the plan's orders."""
@@ -108,23 +108,23 @@ class WorstCase:
 
         Any excess over that has a cause other than the plan.
         """
-        calls_s = max((len(own.changes) * self.ranks[own.pp_rank].switch_latency_s for own in plan.ranks), default=0.0)
+        calls_s = max((len(r.changes) * self.ranks[r.pp_rank].switch_latency_s for r in plan.ranks), default=0.0)
         return calls_s + self._extra_s(plan, graph or self.graph, None)
 
     def _extra_s(self, plan: ClockPlan, graph: DependencyGraph, measured: ClockTimes | None) -> float:
-        before_s = [self.times.full_speed_s(own) for own in self.graph.classes]
-        now_s = [self.times.full_speed_s(own) for own in graph.classes]
+        before_s = [self.times.full_speed_s(key) for key in self.graph.classes]
+        now_s = [self.times.full_speed_s(key) for key in graph.classes]
         speeds = _speeds(plan, graph, self.ranks)
         if None in before_s or None in now_s:
             return self.iteration_time_s * (max((1 / speed.ratio for speed in speeds), default=1.0) - 1.0)
         durations_s = []
-        for own, class_index, speed in zip(graph.instructions, graph.class_of, speeds, strict=True):
-            rank = self.ranks[own.pp_rank]
-            is_clocked = not own.kind.is_wait or own.kind.waits_for_ranks
+        for instruction, class_index, speed in zip(graph.instructions, graph.class_of, speeds, strict=True):
+            rank = self.ranks[instruction.pp_rank]
+            is_clocked = not instruction.kind.is_wait or instruction.kind.waits_for_ranks
             slower = 1 / speed.ratio if is_clocked else 1.0
             if measured is not None and is_clocked:
                 mhz = rank.top_mhz * speed.ratio
-                slower = min(slower, measured.most_ratio(own.instruction_class, mhz, rank.top_mhz))
+                slower = min(slower, measured.most_ratio(instruction.instruction_class, mhz, rank.top_mhz))
             late_s = rank.switch_latency_s * (speed.ratio / speed.late_ratio - 1.0)
             durations_s.append((now_s[class_index] or 0.0) * slower + late_s)
         full_s = [before_s[k] or 0.0 for k in self.graph.class_of]
@@ -141,16 +141,16 @@ class _Speed:
 
 def _speeds(plan: ClockPlan, graph: DependencyGraph, ranks: Sequence[RankSpeed]) -> list[_Speed]:
     """Return the speed of each instruction in node order: rank by rank, each in program order."""
-    plans = {own.pp_rank: own for own in plan.ranks}
+    plans = {rank.pp_rank: rank for rank in plan.ranks}
     nodes: dict[int, list[int]] = defaultdict(list)
     for node, instruction in enumerate(graph.instructions):
         nodes[instruction.pp_rank].append(node)
     speeds = [_Speed(1.0, 1.0)] * len(graph.instructions)
-    for pp_rank, own in nodes.items():
+    for pp_rank, order in nodes.items():
         if (clocks := plans.get(pp_rank)) is not None:
             requested = {(change.instruction, change.sm_clock_mhz) for change in clocks.changes}
-            ratios = _ratios(clocks, ranks[pp_rank], len(own))
-            for k, node in enumerate(own):
+            ratios = _ratios(clocks, ranks[pp_rank], len(order))
+            for k, node in enumerate(order):
                 before, ratio = ratios[k - 1], ratios[k]
                 is_late = before < ratio and (graph.instructions[node], clocks.sm_clocks_mhz[k]) in requested
                 speeds[node] = _Speed(ratio, before if is_late else ratio)

@@ -28,10 +28,10 @@ class LatencyDistribution:
     def quantile_s(self, share: float) -> float | None:
         """Return a quantile; None if too many changes were never seen to take effect."""
         left = share
-        for k, own in enumerate(self.shares):
-            if own >= left:
-                return self.step_s * (k + left / max(own, _LEAST_SHARE))
-            left -= own
+        for k, of_step in enumerate(self.shares):
+            if of_step >= left:
+                return self.step_s * (k + left / max(of_step, _LEAST_SHARE))
+            left -= of_step
         return None
 
 
@@ -50,7 +50,7 @@ def distribution_of(bounds_s: Sequence[tuple[float, float | None]]) -> LatencyDi
             weight = count / (share if share > _LEAST_SHARE else _LEAST_SHARE)  # noqa: FURB136  a third faster than max()
             weights[first] += weight
             weights[end] -= weight
-        expected = [own * weight / len(bounds_s) for own, weight in zip(shares, accumulate(weights), strict=False)]
+        expected = [share * weight / len(bounds_s) for share, weight in zip(shares, accumulate(weights), strict=False)]
         shares = [*_smoothed(expected[:-1]), expected[-1]]
     return LatencyDistribution(step_s, tuple(shares[:-1]))
 
@@ -66,6 +66,6 @@ def _steps(low_s: float, high_s: float | None, step_s: float) -> tuple[int, int]
 def _smoothed(shares: Sequence[float]) -> list[float]:
     padded = [shares[0], *shares, shares[-1]]
     return [
-        (1 - 2 * _NEIGHBOUR_WEIGHT) * own + _NEIGHBOUR_WEIGHT * (before + after)
-        for before, own, after in zip(padded, shares, padded[2:], strict=False)
+        (1 - 2 * _NEIGHBOUR_WEIGHT) * share + _NEIGHBOUR_WEIGHT * (before + after)
+        for before, share, after in zip(padded, shares, padded[2:], strict=False)
     ]

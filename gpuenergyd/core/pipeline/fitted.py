@@ -80,8 +80,8 @@ class FittedPipeline:
 def fitted_rows(profile: PipelineProfile) -> tuple[FittedRow, ...]:
     return tuple(
         FittedRow(key.pp_rank, key.kind, key.chunk_index, option.sm_clock_mhz, option.time_s, option.energy_j)
-        for key, own in sorted(profile.classes.items())
-        for option in own.options
+        for key, curve in sorted(profile.classes.items())
+        for option in curve.options
     )
 
 
@@ -91,9 +91,9 @@ def with_clocks(profile: PipelineProfile, sm_clocks_mhz: Mapping[Instruction, in
     for instruction, clock_mhz in sm_clocks_mhz.items():
         wanted.setdefault(instruction.instruction_class, set()).add(clock_mhz)
     classes = {}
-    for key, own in profile.classes.items():
-        missing = wanted.get(key, set()) - {option.sm_clock_mhz for option in own.options}
-        added = [replace(own.interpolated(clock_mhz), sm_clock_mhz=clock_mhz) for clock_mhz in missing]
-        options = sorted((*own.options, *added), key=lambda option: -option.sm_clock_mhz)
-        classes[key] = replace(own, options=tuple(options))
+    for key, curve in profile.classes.items():
+        missing = wanted.get(key, set()) - {option.sm_clock_mhz for option in curve.options}
+        added = [replace(curve.interpolated(clock_mhz), sm_clock_mhz=clock_mhz) for clock_mhz in missing]
+        options = sorted((*curve.options, *added), key=lambda option: -option.sm_clock_mhz)
+        classes[key] = replace(curve, options=tuple(options))
     return replace(profile, classes=classes)

@@ -107,18 +107,18 @@ def _problem_of_curve(curve: KindCurve, max_mhz: int) -> str | None:
 
 
 def _problem_of_stages(curve: KindCurve, max_mhz: int) -> str | None:
-    clocks = [own.sm_clock_mhz for own in curve.stages]
+    clocks = [stage.sm_clock_mhz for stage in curve.stages]
     if len(clocks) > MAX_STAGE_CLOCKS or not _is_descending(clocks):
         return f"stages at {len(clocks)} clocks: at most {MAX_STAGE_CLOCKS}, in descending order, are valid"
-    numbers = {len(own.deviations) for own in curve.stages}
+    numbers = {len(stage.deviations) for stage in curve.stages}
     if len(numbers) > 1 or 0 in numbers:
         return "stages: at least one deviation, and as many at each clock, are valid"
-    if (total := sum(len(own.deviations) for own in curve.stages)) > MAX_STAGE_DEVIATIONS:
+    if (total := sum(len(stage.deviations) for stage in curve.stages)) > MAX_STAGE_DEVIATIONS:
         return f"{count_text(total, 'deviation')} of stages: at most {MAX_STAGE_DEVIATIONS} are valid"
-    for own in curve.stages:
-        if not _LEAST_CLOCK_RATIO * max_mhz <= own.sm_clock_mhz <= max_mhz:
-            return f"stages at {own.sm_clock_mhz} MHz: not a clock of a GPU with {max_mhz} MHz"
-        for deviation, sigma in own.deviations:
+    for stage in curve.stages:
+        if not _LEAST_CLOCK_RATIO * max_mhz <= stage.sm_clock_mhz <= max_mhz:
+            return f"stages at {stage.sm_clock_mhz} MHz: not a clock of a GPU with {max_mhz} MHz"
+        for deviation, sigma in stage.deviations:
             if not (abs(deviation) <= MAX_STAGE_DEVIATION and 0 <= sigma <= _MAX_SIGMA):
                 return f"stage deviation {deviation:g} with error {sigma:g} is out of range"
     return None

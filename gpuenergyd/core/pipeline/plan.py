@@ -19,7 +19,7 @@ class PlanPurpose(StrEnum):
     TRIAL = "trial"
     """Runs a slower setting or another order for a few iterations, to measure what it would save."""
     PROFILE = "profile"
-    """The same in histories and policies of versions up to 0.3."""
+    """A trial, in histories and policies of versions up to 0.3."""
     TUNED = "tuned"
     """Saves energy within the target iteration time."""
     PREDICTED = "predicted"

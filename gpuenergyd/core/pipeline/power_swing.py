@@ -181,7 +181,7 @@ def band_energy_w2(wave: PowerWave, low_hz: float = LOWEST_HZ, high_hz: float = 
         for k in range(len(sums)):
             sums[k] += now
             now *= turn
-    return math.fsum(abs(own) ** 2 / (2 * (math.pi * k) ** 2) for k, own in zip(numbers, sums, strict=True))
+    return math.fsum(abs(amplitude) ** 2 / (2 * (math.pi * k) ** 2) for k, amplitude in zip(numbers, sums, strict=True))
 
 
 def steepest_ramp_w_per_s(wave: PowerWave, window_s: float) -> float:

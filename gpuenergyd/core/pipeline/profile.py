@@ -139,7 +139,7 @@ class PipelineProfile:
 
 def with_waiting_power(profile: PipelineProfile, power: WaitingPower) -> PipelineProfile:
     """Return a profile whose GPUs wait with this power by clock; at full speed they wait at their highest clock."""
-    highest_mhz = max(own.at_max_clock.sm_clock_mhz for own in profile.classes.values())
+    highest_mhz = max(curve.at_max_clock.sm_clock_mhz for curve in profile.classes.values())
     return replace(profile, blocking_power_w=power.at(highest_mhz), waiting_power=power)
 
 

@@ -92,13 +92,13 @@ def is_stage_of_plain_1f1b(order: Sequence[Instruction]) -> bool:
     The members of a pipeline across hosts are jobs of one stage each.
     """
     kinds = InstructionKind
-    num_ahead = next((at for at, own in enumerate(order) if own.kind is not kinds.F), 0)
+    num_ahead = next((at for at, instruction in enumerate(order) if instruction.kind is not kinds.F), 0)
     num_microbatches = len(order) // 2
     if not 1 <= num_ahead <= num_microbatches:
         return False
     plain = one_forward_one_backward(num_ahead, num_microbatches).orders[0]
-    return [(own.kind, own.microbatch_index, own.chunk_index) for own in order] == [
-        (own.kind, own.microbatch_index, own.chunk_index) for own in plain
+    return [(i.kind, i.microbatch_index, i.chunk_index) for i in order] == [
+        (i.kind, i.microbatch_index, i.chunk_index) for i in plain
     ]
 
 
@@ -107,22 +107,22 @@ def split_in_place(schedule: Schedule) -> Schedule:
     orders = []
     for order in schedule.orders:
         split: list[Instruction] = []
-        for own in order:
-            if own.kind is InstructionKind.B:
-                split += [replace(own, kind=InstructionKind.I), replace(own, kind=InstructionKind.W)]
+        for instruction in order:
+            if instruction.kind is InstructionKind.B:
+                split += [replace(instruction, kind=InstructionKind.I), replace(instruction, kind=InstructionKind.W)]
             else:
-                split.append(own)
+                split.append(instruction)
         orders.append(tuple(split))
     return replace(schedule, orders=tuple(orders))
 
 
 def order_name(orders: Orders) -> str:
-    kinds = {own.kind for order in orders for own in order}
+    kinds = {instruction.kind for order in orders for instruction in order}
     if InstructionKind.W not in kinds:
         return PLAIN_ORDER
     for order in orders:
-        for own, after in pairwise(order):
-            if own.kind is InstructionKind.I and after != replace(own, kind=InstructionKind.W):
+        for instruction, after in pairwise(order):
+            if instruction.kind is InstructionKind.I and after != replace(instruction, kind=InstructionKind.W):
                 return DELAYED_WEIGHTS
     return SPLIT_IN_PLACE
 
@@ -151,21 +151,21 @@ def check_order(order: Sequence[Instruction], before: Sequence[Instruction], *, 
         ScheduleError: exchanged data or sums of gradients would differ.
     """
     kinds = InstructionKind
-    exchanged = [replace(own, kind=kinds.B) if own.kind is kinds.I else own for own in order if own.kind != kinds.W]
+    exchanged = [replace(i, kind=kinds.B) if i.kind is kinds.I else i for i in order if i.kind != kinds.W]
     if exchanged != list(before):
         raise ScheduleError(f"{where}: forwards and backwards must keep the sequence of 1F1B")
     split: set[Instruction] = set()
-    for own in order:
-        if own.kind is kinds.I:
-            split.add(replace(own, kind=kinds.W))
-        elif own.kind is kinds.W:
-            if own not in split:
-                raise ScheduleError(f"{where}: {own} comes twice, or before its input gradient")
-            split.remove(own)
+    for instruction in order:
+        if instruction.kind is kinds.I:
+            split.add(replace(instruction, kind=kinds.W))
+        elif instruction.kind is kinds.W:
+            if instruction not in split:
+                raise ScheduleError(f"{where}: {instruction} comes twice, or before its input gradient")
+            split.remove(instruction)
     if split:
-        raise ScheduleError(f"{where}: no weight gradient of microbatch {min(own.microbatch_index for own in split)}")
-    summed = [own.microbatch_index for own in order if own.kind in {kinds.B, kinds.W}]
-    if summed != [own.microbatch_index for own in before if own.kind is kinds.B]:
+        raise ScheduleError(f"{where}: no weight gradient of microbatch {min(i.microbatch_index for i in split)}")
+    summed = [i.microbatch_index for i in order if i.kind in {kinds.B, kinds.W}]
+    if summed != [i.microbatch_index for i in before if i.kind is kinds.B]:
         raise ScheduleError(f"{where}: gradients must be accumulated in the sequence of 1F1B")
 
 

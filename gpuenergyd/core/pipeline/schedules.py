@@ -256,7 +256,7 @@ def in_a_row(schedule: Schedule, num_chunks: int) -> Schedule:
 
 
 def stage_of_chunk(name: str, num_ranks: int) -> tuple[tuple[int, ...], ...]:
-    """Return the model stage of each chunk of each rank in schedules with this name; empty means v * R + r."""
+    """Return the model stage of each chunk of each rank; if empty, chunk v of rank r is stage v * num_ranks + r."""
     return _v_placement(num_ranks) if name in {"zbv", "dualpipev"} else ()
 
 

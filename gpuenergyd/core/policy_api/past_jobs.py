@@ -45,7 +45,7 @@ def problem_of(job: PastJob) -> str | None:
     for name, text in (("job_id", job.job_id), ("job_name", job.job_name)):
         if not 0 < len(text) <= MAX_NAME_CHARS or not text.isprintable():
             return f"{name} {text[:40]!r}: 1 to {MAX_NAME_CHARS} printable characters are valid"
-    if len(job.gpu_uuids) > MAX_GPUS or not all(0 < len(own) <= MAX_NAME_CHARS for own in job.gpu_uuids):
+    if len(job.gpu_uuids) > MAX_GPUS or not all(0 < len(uuid) <= MAX_NAME_CHARS for uuid in job.gpu_uuids):
         return f"{len(job.gpu_uuids)} gpu_uuids: at most {MAX_GPUS} of 1 to {MAX_NAME_CHARS} characters are valid"
     if job.learned_at.tzinfo is None:
         return f"learned_at {job.learned_at.isoformat()}: a time zone is missing"

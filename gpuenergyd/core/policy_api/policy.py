@@ -125,7 +125,7 @@ class GpuView:
     power_profiles: tuple[int, ...] = ()
     """Numbers of the workload power profiles that each GPU offers."""
     foreign_power_profiles: tuple[int, ...] = ()
-    """Those profiles that other programs have requested."""
+    """Numbers of the power profiles that other programs have requested."""
 
     @property
     def switch_latency(self) -> SwitchLatency:
@@ -219,9 +219,9 @@ class JobView:
 
     def _share(self, gpu: GpuView) -> float:
         """Return the ratio of all GPUs in use on a host to those of this job."""
-        on_host = [own for own in self.gpus if own.host == gpu.host]
-        num_own = sum(own.num_gpus for own in on_host)
-        return max(1.0, max(own.num_host_gpus for own in on_host) / num_own)
+        on_host = [other for other in self.gpus if other.host == gpu.host]
+        num_own = sum(other.num_gpus for other in on_host)
+        return max(1.0, max(other.num_host_gpus for other in on_host) / num_own)
 
     @property
     def is_plain_loop(self) -> bool:
@@ -236,7 +236,7 @@ class JobView:
     def num_issued(self, purpose: PlanPurpose | None = None) -> int:
         """Return the number of plans already sent, with one purpose or with any."""
         kept = sum(purpose in {None, plan.purpose} for plan in self.issued_plans)
-        return kept + sum(number for own, number in self.num_dropped_plans.items() if purpose in {None, own})
+        return kept + sum(number for known, number in self.num_dropped_plans.items() if purpose in {None, known})
 
     def plan_id(self, name: str) -> str:
         """Return the id of a plan with this name in the current generation."""

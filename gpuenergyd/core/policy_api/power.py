@@ -27,7 +27,7 @@ class PowerJobView:
     training_id: str = ""
     """Jobs of one training end each iteration together and get the same speed; empty if the job is not grouped."""
     priority: int = USUAL_PRIORITY
-    """From 0, the highest, to 9."""
+    """Priority of the job, from 0 (highest) to 9."""
     can_follow: bool = False
     """Whether the job can follow a target now, because it runs a tuned plan."""
     frontier: tuple[FrontierPoint, ...] = ()

@@ -22,7 +22,7 @@ def slowdown_problem(ratio: float) -> str | None:
 class PerformanceTarget:
     """Longest iteration time of a plan: a slowdown against full speed, or the pace of a straggler.
 
-    `max_slowdown_ratio` permits a slowdown, used only as far as it saves energy. `permitted_time_s` gives it as an
+    `max_slowdown_ratio` permits a slowdown, used only where it saves energy. `permitted_time_s` gives it as an
     absolute time and takes precedence. `straggler_time_s` is the time of the slowest replica at full speed; the job
     waits that long in any case, so slowing down to it is free. The permitted slowdown applies to the whole training and
     is added to the straggler's time, because the slowest replica uses it too. With `power_time_s` the host's power

@@ -39,7 +39,7 @@ BASELINE_ITERATIONS = 10
 _SWITCH_LATENCY_S = 0.001
 _BLOCKING_POWER_W = 80.0
 _TIMES_S = {InstructionKind.F: 0.01, InstructionKind.B: 0.02, InstructionKind.I: 0.01, InstructionKind.W: 0.01}
-"""At the highest clock, for a stage of scale 1."""
+"""Time of each instruction at the highest clock, for a stage of scale 1."""
 _MEMORY_SHARE = 0.3
 _STATIC_POWER_W, _DYNAMIC_POWER_W = 120.0, 280.0
 _SCALES = (1.0, 0.9, 1.0, 1.1)

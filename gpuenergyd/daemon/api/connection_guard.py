@@ -154,7 +154,7 @@ class GuardedProtocol(asyncio.Protocol):
             self._transport.abort()
 
     def _check_again_soon(self) -> None:
-        # If the event loop itself was late, requests that arrived meanwhile start first and cancel the deadline.
+        # If the event loop itself was late, requests that have arrived since then start first and cancel the deadline.
         self._deadline = asyncio.get_running_loop().call_later(_GRACE_S, self._abort)
 
     def _abort(self) -> None:

@@ -64,7 +64,7 @@ FRAME_LIMIT_S = 2.0
 _UNREAD_LIMIT_S = 5.0
 """Time after which a client that does not read its responses is disconnected, once they fill the socket."""
 _UNSEEN_PATHS = frozenset(
-    own.path for own in (routes.ENERGY, routes.ITERATIONS, routes.PACE, routes.PAST_JOB_IMPORT, routes.PAST_JOB_FORGET)
+    r.path for r in (routes.ENERGY, routes.ITERATIONS, routes.PACE, routes.PAST_JOB_IMPORT, routes.PAST_JOB_FORGET)
 )
 """Paths whose requests leave the status snapshot valid: frequent ones, and those that change nothing in the status."""
 _LINGER_LIMIT_S = 0.2

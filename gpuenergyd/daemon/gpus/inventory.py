@@ -172,7 +172,7 @@ class Gpu:
     def record_true_clocks(self, clocks: Iterable[TrueClockRow]) -> bool:
         """Record clocks that the GPU has counted; return whether they changed the latency that plans use."""
         pairs = [tuple(map(observed_switch, pair)) for pair in self.true_clocks.narrowed(clocks)]
-        return sum(self.switching.observe(own, in_place_of=wide) for wide, own in pairs if own is not None) > 0
+        return sum(self.switching.observe(switch, in_place_of=wide) for wide, switch in pairs if switch is not None) > 0
 
     def _usual_effect_ns(self, change: ClockChangeReport) -> int:
         """Return when a change takes effect by the latency that plans use."""
@@ -292,7 +292,7 @@ class Gpus:
         """Keep what was measured in place of what is known of the model; return whether this host has such GPUs."""
         is_here = any(gpu.identity.model_name == measured.model_name for gpu in self)
         if is_here:
-            others = (own for own in self.measured if own.model_name != measured.model_name)
+            others = (kept for kept in self.measured if kept.model_name != measured.model_name)
             self.measured = (*others, measured)
         return is_here
 
@@ -302,7 +302,7 @@ class Gpus:
 
     def of_same_model(self, gpu: Gpu) -> list[Gpu]:
         """Return the GPUs, including this one, that share one estimate of switch latencies."""
-        return [own for own in self if own.switching is gpu.switching]
+        return [other for other in self if other.switching is gpu.switching]
 
     def get(self, gpu_uuid: str) -> Gpu | None:
         return self._gpus.get(gpu_uuid)
@@ -312,7 +312,7 @@ class Gpus:
 
         Its power while waiting is the published one, or else the measured one.
         """
-        num_host_gpus, view = sum(own.claim is not None and not own.claim.is_lease for own in self), gpu.view()
+        num_host_gpus, view = sum(other.claim is not None and not other.claim.is_lease for other in self), gpu.view()
         if view.blocking_power_w is None:
             view = replace(view, blocking_power_w=self._measured_waiting_power_w(gpu.identity))
         return replace(view, num_host_gpus=num_host_gpus)

@@ -71,13 +71,13 @@ class Knobs:
         assert now is not None
         changed = _numbers(before.requested_power_profiles) ^ _numbers(now.requested_power_profiles)
         are_our_profiles = bool(changed) and changed <= our_profiles
-        for one in fields(GpuDetails):
-            old, new = getattr(before, one.name), getattr(now, one.name)
-            if old == new or one.name in _CONSTANT or (old is None and one.name in _FIRST_SEEN):
+        for field in fields(GpuDetails):
+            old, new = getattr(before, field.name), getattr(now, field.name)
+            if old == new or field.name in _CONSTANT or (old is None and field.name in _FIRST_SEEN):
                 continue
-            is_ours = "power_limit" in one.name and (self.is_our_power_limit or (was_ours and self._is_restored))
-            is_ours = is_ours or ("power_profiles" in one.name and are_our_profiles)
-            yield KnobChange(one.name, _text(old), _text(new), OURS if is_ours else FOREIGN)
+            is_ours = "power_limit" in field.name and (self.is_our_power_limit or (was_ours and self._is_restored))
+            is_ours = is_ours or ("power_profiles" in field.name and are_our_profiles)
+            yield KnobChange(field.name, _text(old), _text(new), OURS if is_ours else FOREIGN)
 
     @property
     def _is_restored(self) -> bool:

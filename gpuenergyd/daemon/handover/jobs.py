@@ -37,7 +37,7 @@ async def hand_over_jobs(jobs: Jobs) -> tuple[HandedJob, ...]:
 
 
 def take_over_job(jobs: Jobs, handed: HandedJob, *, holds_leases: bool) -> None:
-    """Continue a job of an earlier daemon; ranks whose process has ended meanwhile are released.
+    """Continue a job of an earlier daemon; ranks whose process has ended since then are released.
 
     Raises:
         GpuEnergyError: the job cannot be continued.

@@ -22,7 +22,7 @@ class Admission(StrEnum):
 
     FORWARDED = "forwarded"
     STALE = "stale"
-    """From a plan that is no longer in force: the sender has not received the next one yet."""
+    """The request is from a plan that is no longer in force: the sender has not received the next one yet."""
     HOSTILE = "hostile"
     """A well-behaved client never sends this."""
 

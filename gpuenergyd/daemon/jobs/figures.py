@@ -35,11 +35,11 @@ class JobTotals:
             return self
         num_tokens = observation.num_tokens or 0
         added = JobTotals(1, observation.iteration_time_s, energy_j, num_tokens, energy_j if num_tokens else 0.0)
-        return JobTotals(*(own + new for own, new in zip(astuple(self), astuple(added), strict=True)))
+        return JobTotals(*(old + new for old, new in zip(astuple(self), astuple(added), strict=True)))
 
     def since(self, before: "JobTotals") -> "JobTotals":
         """Return the sums over the iterations since earlier sums."""
-        return JobTotals(*(own - old for own, old in zip(astuple(self), astuple(before), strict=True)))
+        return JobTotals(*(new - old for new, old in zip(astuple(self), astuple(before), strict=True)))
 
     def status_fields(self) -> dict[str, float | None]:
         num_tokens = self.num_tokens or None

@@ -85,8 +85,8 @@ class IterationObserver:
         observation, spans = observe_iteration(
             ranks=command.ranks,
             graph=self.runner.job.graph_under(command.plan_id),
-            clocks={pp_rank: stage_clocks([gpu.clocks for gpu in own]) for pp_rank, own in gpus.items()},
-            counters={pp_rank: stage_energy([gpu.counter for gpu in own]) for pp_rank, own in gpus.items()},
+            clocks={pp_rank: stage_clocks([gpu.clocks for gpu in ranks]) for pp_rank, ranks in gpus.items()},
+            counters={pp_rank: stage_energy([gpu.counter for gpu in ranks]) for pp_rank, ranks in gpus.items()},
             plan_id=command.plan_id,
             is_regular=command.is_regular,
             has_replicas=has_replicas,

@@ -61,7 +61,7 @@ class OrderFile:
             log.warning("orders of operators for running jobs are lost: %s", error)
             return
         if is_ours:
-            self._orders = {one.key: one.orders for one in stored}
+            self._orders = {saved.key: saved.orders for saved in stored}
 
     def of(self, key: JobKey) -> OperatorOrders:
         """Return the orders for a job; empty without any."""
@@ -73,7 +73,7 @@ class OrderFile:
         Raises:
             GpuEnergyError: the file cannot be written; it is unchanged.
         """
-        kept = {known: own for known, own in self._orders.items() if known != key}
+        kept = {known: order for known, order in self._orders.items() if known != key}
         if orders != OperatorOrders():
             kept[key] = orders
         if kept == self._orders:
@@ -108,12 +108,12 @@ class Operators:
             GpuNotFoundError: no such job runs.
             AccessError: the caller is neither an administrator nor the user of the job.
             UsageError: a value is out of range, or there is no such policy.
-            JobError: the job is led on another host, has ended meanwhile, or is changed too often.
+            JobError: the job is led on another host, has already ended, or is changed too often.
             GpuEnergyError: the order cannot be stored.
         """
         runner = self.jobs.runner(job_id)
         if runner is None:
-            running = ", ".join(one.job_id for one in self.jobs) or "none"
+            running = ", ".join(job.job_id for job in self.jobs) or "none"
             raise GpuNotFoundError(f"no job {job_id[:100]!r}; running: {running}")
         _require_right(runner, patch, peer, rules)
         _check_amounts(patch)
@@ -233,7 +233,7 @@ class JobFits:
         """
         runner = self.jobs.runner(job_id)
         if runner is None:
-            running = ", ".join(one.job_id for one in self.jobs) or "none"
+            running = ", ".join(job.job_id for job in self.jobs) or "none"
             raise GpuNotFoundError(f"no job {job_id[:100]!r}; running: {running}")
         leader = self.jobs.leader(job_id)
         if runner.is_member and leader is None:

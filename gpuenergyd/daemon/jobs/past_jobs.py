@@ -114,7 +114,7 @@ class PastJobStore:
             log.info("no past job can be read: %s", error)
             return ()
         # Two model names may have the same short key.
-        return tuple(own.job for own in found if own.job.learned.gpu_model_name == gpu_model_name)
+        return tuple(past.job for past in found if past.job.learned.gpu_model_name == gpu_model_name)
 
     async def order_refusal(self, signature: str) -> str | None:
         try:

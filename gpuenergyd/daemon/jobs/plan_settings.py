@@ -51,9 +51,9 @@ class SettingKind:
     """A setting that plans may have."""
 
     action: str
-    """The action of its records in the audit log."""
+    """Name of the action in the audit log."""
     name: str
-    """Its name in errors and reasons."""
+    """Name of the kind of setting in errors and reasons."""
     unit: str
     before_job: str
     """The setting from before the job, in words."""
@@ -87,7 +87,7 @@ POWER_PROFILES = SettingKind(
 
 @dataclass(slots=True)
 class JobSettings:
-    """One job's settings of one kind; `are_leased` tells whether they may be set now."""
+    """One job's settings of one kind; `are_leased` says whether they may be set now."""
 
     kind: SettingKind
     worker: WorkerPort
@@ -98,10 +98,10 @@ class JobSettings:
     handle: Callable[[Event], None]
     _sent: list[tuple[int, dict[int, float]]] = field(default_factory=list)
     _begins: dict[int, int] = field(default_factory=dict)
-    """By `JobDescription.rank_index`, the iteration that the rank runs now."""
+    """The iteration that each rank runs now, by `JobDescription.rank_index`."""
     _wanted: dict[str, float | None] = field(default_factory=dict)
     _in_force: dict[str, float | None] = field(default_factory=dict)
-    """By GPU, the value that was set; None or no entry if it is as before the job."""
+    """The value set on each GPU; None or no entry if it is as before the job."""
     _task: asyncio.Task[None] | None = None
 
     def send(self, command: SendPlan) -> None:

@@ -145,7 +145,7 @@ class Jobs:
 
     def __post_init__(self) -> None:
         self.sessions = RankSessions(self._process_ended, self._is_late)
-        self.clock_requests = ClockRequests(self.services, self.sessions, lambda own: self.spawn(own.resume()))
+        self.clock_requests = ClockRequests(self.services, self.sessions, lambda runner: self.spawn(runner.resume()))
         self.rates = UserRates(self.max_jobs_per_user_per_h / _S_PER_H, capacity=self.max_jobs_per_user_per_h)
 
     def __iter__(self) -> Iterator[JobRunner]:

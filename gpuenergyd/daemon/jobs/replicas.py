@@ -6,7 +6,7 @@ iteration time without waits for other replicas. The training's own clients repo
 time of that instruction includes the wait for the slowest replica.
 
 The replicas share one time account, kept when their ranks restart. A daemon that stops normally hands jobs over with
-their accounts. After a kill, and for pipelines across hosts, whose leader starts anew, accounts come from the file.
+their accounts. After a kill, and for pipelines across hosts, whose leader starts over, accounts come from the file.
 """
 
 import asyncio
@@ -58,13 +58,13 @@ class Replicas:
     _key_of: dict[str, TrainingKey] = field(default_factory=dict)
     _runners: dict[str, JobRunner] = field(default_factory=dict)
     _stragglers: dict[str, tuple[StragglerChange, float]] = field(default_factory=dict)
-    """By job: the straggler that it follows, and since when (host monotonic time)."""
+    """The straggler that each job follows, and since when (host monotonic time)."""
     _overhead_elsewhere_s: dict[str, float | None] = field(default_factory=dict)
-    """By job: the shortest time per iteration that a replica on another host spends outside its instructions."""
+    """Shortest time per iteration that a replica on another host spends outside its instructions, by job."""
     _with_replicas: set[str] = field(default_factory=set)
     """Jobs whose training has, or had, another replica."""
     _targets: dict[str, TrainingTarget] = field(default_factory=dict)
-    """By job, the part of its target that depends on the other replicas."""
+    """The part of each job's target that depends on the other replicas."""
     _dp_ranks: dict[str, int] = field(default_factory=dict)
 
     def join(self, key: TrainingKey, runner: JobRunner, *, dp_rank: int = 0) -> None:
@@ -149,8 +149,8 @@ class Replicas:
         self._prepare(group)
         share = handle_budget([self._targets[job_id] for job_id in covered], report.budget)
         paces = [self._runners[job_id].job.knowledge.pace for job_id in covered]
-        slowest = max(paces, key=lambda own: own.own_time_s or 0.0)
-        overheads_s = [own.overhead_s for own in paces if own.overhead_s is not None]
+        slowest = max(paces, key=lambda pace: pace.own_time_s or 0.0)
+        overheads_s = [pace.overhead_s for pace in paces if pace.overhead_s is not None]
         straggler_time_s = runner.job.target.straggler_time_s
         least_s = min(overheads_s, default=None)
         return PaceReply(slowest.own_time_s, straggler_time_s, slowest.num_readings, least_s, share)

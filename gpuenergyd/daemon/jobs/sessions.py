@@ -140,7 +140,7 @@ class RankSessions:
         self._by_token[session.token] = session
         of_job = self._by_job.setdefault(session.runner.job_id, [])
         of_job.append(session)
-        of_job.sort(key=lambda own: own.rank_index)
+        of_job.sort(key=lambda member: member.rank_index)
         self._num_of_user[session.peer.uid] += 1
         session.gaps = GapWatch(partial(self.on_gap, session))
         runner = session.runner
@@ -187,13 +187,13 @@ class RankSessions:
     def _ended(self, session: RankSession) -> None:
         """Handle the ends of a job's processes, those that may have caused the others' ends first."""
         ended = select.poll()
-        ranks = {own.pidfd: own for own in self.of_job(session.runner.job_id)}
+        ranks = {member.pidfd: member for member in self.of_job(session.runner.job_id)}
         for pidfd in ranks:
             ended.register(pidfd, select.POLLIN)
         ends = [(ranks[pidfd], process_end(ranks[pidfd].peer.pid, pidfd)) for pidfd, _ in ended.poll(0)]
-        for own, end in sorted(ends, key=lambda each: not each[1].is_cause):
-            if own.token in self._by_token:  # the end of one may have ended the job
-                self._end(own, end)
+        for member, end in sorted(ends, key=lambda each: not each[1].is_cause):
+            if member.token in self._by_token:  # the end of one may have ended the job
+                self._end(member, end)
 
     def _end(self, session: RankSession, end: ProcessEnd) -> None:
         what = f"{'failed' if end.is_failure else 'ended without leaving the job'}: its process {end.text}"

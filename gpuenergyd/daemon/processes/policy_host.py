@@ -106,7 +106,7 @@ class PolicyHost:
         self.trouble: str | None = None
         """A lasting problem that a policy found when it prepared this process."""
         self._policies: dict[str, tuple[str, ClockPolicy]] = {}
-        """By job, the name and instance of its policy, which operators may replace while the job runs."""
+        """Name and instance of each job's policy, which operators may replace while the job runs."""
         self._targets: dict[tuple[str, str], TargetPolicy] = {}
         self._power_targets: dict[str, PowerTargetPolicy] = {}
         self._received: dict[str, ViewReceiver] = {}

@@ -17,7 +17,7 @@ class SharedReads(Generic[T]):
     read: Callable[[str], Awaitable[T]]
     monotonic_s: Callable[[], float] = time.monotonic
     _last: dict[str, tuple[T, float]] = field(default_factory=dict)
-    """By key, the last value read, and when that read began."""
+    """The last value read and when that read began, by key."""
     _num_changes: int = 0
     _waiting: dict[str, asyncio.Task[T]] = field(default_factory=dict)
     _running: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))

@@ -248,7 +248,7 @@ class NvmlHost:
                 return None
             raise nvml_error(error.value, "event set") from None
         try:
-            for device in [own for own in self._devices.values() if own.handle is not None]:
+            for device in [device for device in self._devices.values() if device.handle is not None]:
                 with contextlib.suppress(pynvml.NVMLError):  # a GPU without Xid events must not hide the others
                     pynvml.nvmlDeviceRegisterEvents(device.handle, _XID, events)
             data = pynvml.nvmlEventSetWait_v2(events, round(timeout_s * 1000))
@@ -264,7 +264,7 @@ class NvmlHost:
     def release(self, gpu_uuids: Collection[str]) -> None:
         """Release GPUs by closing the driver and reopening it only for the others.
 
-        NVML has no call that releases a single GPU. The caller makes no other calls for these GPUs meanwhile.
+        NVML has no call that releases a single GPU. The caller makes no other calls for these GPUs until then.
 
         Raises:
             GpuNotFoundError: no such GPU.

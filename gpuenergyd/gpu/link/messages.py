@@ -27,7 +27,7 @@ class GpuHealth(StrEnum):
     UNRESTORED = "unrestored"
     """A restore failed; the worker retries."""
     UNCONFIRMED = "unconfirmed"
-    """It was restored by a command but has not computed since, which is needed to see the effect."""
+    """A command restored the GPU, but it has not computed since, which is needed to see the effect."""
     OBSERVE_ONLY = "observe_only"
     RELEASED = "released"
     """Neither read nor changed, while an administrator resets it or upgrades the driver."""
@@ -335,7 +335,7 @@ class ClockChangeReport:
     unseen_until_mono_ns: int | None = None
     """The last instant after the call at which readings still showed the previous clock."""
     clock_age_ns: int = 0
-    """How old the clocks were at most that readings showed."""
+    """Maximum age of the clocks that readings showed."""
 
 
 @dataclass(frozen=True, slots=True)

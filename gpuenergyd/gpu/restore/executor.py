@@ -259,7 +259,7 @@ def _remove_power_profile(controller: GpuDriver, entry: JournalEntry) -> tuple[R
 
 def _identity(controller: GpuDriver, gpu_uuid: str) -> GpuIdentity:
     """Return the identity of a GPU, or raise GpuNotFoundError."""
-    found = next((own for own in controller.identities() if own.gpu_uuid == gpu_uuid), None)
+    found = next((identity for identity in controller.identities() if identity.gpu_uuid == gpu_uuid), None)
     if found is None:
         raise GpuNotFoundError(f"this host has no GPU {gpu_uuid}; it stays in the journal")
     return found

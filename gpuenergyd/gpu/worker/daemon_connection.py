@@ -106,7 +106,7 @@ class DaemonConnection:
         self._selector.unregister(fd)
 
     def close(self) -> None:
-        """Send queued datagrams as far as the socket accepts them, and stop listening."""
+        """Send as many queued datagrams as the socket accepts, and stop listening."""
         self._flush()
         if self._is_socket_ours:
             with contextlib.suppress(OSError):

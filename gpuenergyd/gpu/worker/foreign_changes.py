@@ -170,7 +170,7 @@ class ForeignChanges:
     def _record(self, sample: GpuSample) -> None:
         """Have leases of a GPU stay below the lock that a reading shows, and restores set it again."""
         uuid = sample.gpu_uuid
-        clock_mhz = foreign_clock_mhz(next(own for own in self._identities() if own.gpu_uuid == uuid), sample)
+        clock_mhz = foreign_clock_mhz(next(gpu for gpu in self._identities() if gpu.gpu_uuid == uuid), sample)
         try:
             self._keep(uuid, clock_mhz)
         except JournalError as error:

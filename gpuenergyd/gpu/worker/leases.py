@@ -72,7 +72,7 @@ class Leases:
 
 
 MAX_KEEP_S = 60.0
-"""Upper bound for every handover: nothing watches over the jobs meanwhile."""
+"""Upper bound for every handover: nothing watches over the jobs during one."""
 _MIN_TOKEN_CHARS = 32
 
 

@@ -45,7 +45,7 @@ class ReadingGate:
         self._counter = driver if isinstance(driver, HasEnergyCounter) else None
         self._without_energy = driver if isinstance(driver, HasReadingWithoutEnergy) else None
         self._settings = driver if isinstance(driver, HasSettings) else None
-        self._gpus = {own.gpu_uuid: _Gated(own) for own in identities}
+        self._gpus = {identity.gpu_uuid: _Gated(identity) for identity in identities}
         self._guard = threading.Lock()
 
     def refresh(self, identity: GpuIdentity) -> None:

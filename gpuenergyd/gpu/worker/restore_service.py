@@ -37,7 +37,7 @@ class RestoreRequest:
     reason: str
     gpu_uuids: tuple[str, ...]
     request_id: int | None = None
-    """Of the daemon's request to reply to; None where the worker restores on its own."""
+    """Id of the daemon's request to reply to; None if the worker restores on its own."""
     is_ahead_of_daemon: bool = False
     """Whether the daemon is expected to request the same soon, and then needs the outcomes."""
     is_daemon_ending: bool = False

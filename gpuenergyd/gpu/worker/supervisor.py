@@ -89,7 +89,7 @@ class WorkerOptions:
     daemon_uid: int | None
     exits_with_daemon: bool
     parent_pid: int
-    """With another parent, this process is an orphan."""
+    """Process id of the parent; if it has changed, this process is an orphan."""
     observes_only: bool
     read_deadline_s: float
     set_deadline_s: float
@@ -432,7 +432,7 @@ class Supervisor:
         found = {identity.gpu_uuid: plausible(identity) for identity in identities}
         for identity in found.values():
             self._gate.refresh(identity)
-        self._identities = tuple(found.get(own.gpu_uuid, own) for own in self._identities)
+        self._identities = tuple(found.get(identity.gpu_uuid, identity) for identity in self._identities)
 
     # Any thread
 

@@ -134,8 +134,8 @@ def lease_lines(status: Status) -> list[Text]:
 
 def service_lines(status: Status) -> list[Text]:
     """Return what services of plugins say in `lines` of their fields, such as why a clock is low."""
-    services = (own for own in status.values() if isinstance(own, Mapping))
-    return [Text(line) for own in services for line in own.get("lines") or ()]
+    services = (service for service in status.values() if isinstance(service, Mapping))
+    return [Text(line) for service in services for line in service.get("lines") or ()]
 
 
 def _lease_text(kind: str, lease: Mapping[str, Any]) -> str:
@@ -155,8 +155,8 @@ def model_lines(status: Status) -> list[Text]:
         model = gpu["model_name"].removeprefix("NVIDIA ").removesuffix(" (simulated)")
         model += MODULE_NOTE if gpu.get("energy_scope") == EnergyScope.MODULE else ""
         indexes.setdefault(model, []).append(gpu["index"])
-    which = {model: f" ({', '.join(map(str, own))})" if len(indexes) > 1 else "" for model, own in indexes.items()}
-    return [Text(f"{count_text(len(own), 'GPU')}: {model}{which[model]}") for model, own in indexes.items()]
+    which = {model: f" ({', '.join(map(str, gpus))})" if len(indexes) > 1 else "" for model, gpus in indexes.items()}
+    return [Text(f"{count_text(len(gpus), 'GPU')}: {model}{which[model]}") for model, gpus in indexes.items()]
 
 
 def switching_lines(status: Status) -> list[Text]:

@@ -37,7 +37,7 @@ class Retention:
     seconds: timedelta = timedelta(days=7)
     minutes: timedelta = timedelta(days=396)
     timelines: timedelta = timedelta(days=30)
-    """Counted from the end of the job."""
+    """How long timelines are stored, counted from the end of the job."""
     max_bytes: int = 0
 
 

@@ -72,7 +72,7 @@ class JobSummary:
     num_measured_profile_iterations: int = 0
     num_trial_iterations: int = 0
     trial_energy_j: float | None = None
-    """None unless the energy of each is known."""
+    """Energy of all trial iterations; None unless that of each is known."""
     since_iteration: int = 0
     """First iteration of the estimate; earlier ones ran before the job changed."""
     num_compared_baseline_iterations: int | None = None

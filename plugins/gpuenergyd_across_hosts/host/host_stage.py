@@ -48,7 +48,7 @@ class HostStage:
     carbon_zone: str | None = None
     agreement: PlanAgreement | None = None
     siblings: dict[int, Sibling] = field(default_factory=dict)
-    """By tensor-parallel rank."""
+    """The stage's jobs on this host, by tensor-parallel rank."""
     _merged: dict[int, IterationObservation] = field(default_factory=dict)
     _facts: StageFacts | None = None
     _facts_of: tuple[object, ...] = ()
@@ -58,7 +58,7 @@ class HostStage:
     @property
     def tp_ranks(self) -> tuple[int, ...]:
         """The ranks whose jobs already know their schedule."""
-        return tuple(tp for tp, own in sorted(self.siblings.items()) if own.job.ranks.schedule is not None)
+        return tuple(tp for tp, rank in sorted(self.siblings.items()) if rank.job.ranks.schedule is not None)
 
     @property
     def carrier(self) -> int | None:
@@ -73,11 +73,11 @@ class HostStage:
     @property
     def is_ended(self) -> bool:
         """Whether the jobs of all its ranks have ended."""
-        return all(own.job.is_ended for own in self.siblings.values())
+        return all(rank.job.is_ended for rank in self.siblings.values())
 
     def update(self, tp_rank: int, query: MemberQuery, job: Job, gpu: GpuView) -> None:
         """Record the state that a rank has sent, and drop ranks whose jobs have ended."""
-        self.siblings = {tp: own for tp, own in self.siblings.items() if not own.job.is_ended}
+        self.siblings = {tp: rank for tp, rank in self.siblings.items() if not rank.job.is_ended}
         self.siblings[tp_rank] = Sibling(job, gpu, query.iteration_index, frozenset(query.installed))
         if query.agreement is not None and tp_rank == self.carrier:
             self.agreement = query.agreement
@@ -145,12 +145,12 @@ class HostStage:
     def _new_observations(self, own: Iterable[Sibling], known: int) -> list[IterationObservation]:
         """Return the merged iterations after `known` that all ranks have observed, oldest first."""
         found = [{o.iteration_index: o for o in sibling.job.observations[-_RECENT:]} for sibling in own]
-        common = sorted(set.intersection(*(set(one) for one in found)))
+        common = sorted(set.intersection(*(set(seen) for seen in found)))
         # The leader cannot use iterations from before the number of microbatches changed.
         known = max(known, *(sibling.job.knowledge.changed_at - 1 for sibling in own))
         wanted = [index for index in common if index > known][-_OBSERVATIONS_SENT:]
         self._merged = {
-            index: self._merged.get(index) or merge_siblings([one[index] for one in found]) for index in wanted
+            index: self._merged.get(index) or merge_siblings([seen[index] for seen in found]) for index in wanted
         }
         return [self._merged[index] for index in wanted]
 
@@ -186,5 +186,5 @@ def stage_classes(order: Sequence[Instruction], offer: ReorderOffer) -> tuple[In
     """
     classes = {instruction.instruction_class for instruction in order}
     halves = (InstructionKind.I, InstructionKind.W) if offer.is_allowed and not offer.refusal else ()
-    split = {replace(own, kind=kind) for own in classes if own.kind is InstructionKind.B for kind in halves}
+    split = {replace(key, kind=kind) for key in classes if key.kind is InstructionKind.B for kind in halves}
     return tuple(sorted(classes | split))

@@ -107,7 +107,7 @@ class LeaderDelivery:
         if not self.job.target.is_forced or plan.purpose is not PlanPurpose.TUNED or not full_speed:
             return ()
         assert ranks.schedule is not None
-        top_mhz, schedule = [max(own) for own in ranks.supported_sm_clocks_mhz], plan.schedule(ranks.schedule)
+        top_mhz, schedule = [max(clocks) for clocks in ranks.supported_sm_clocks_mhz], plan.schedule(ranks.schedule)
         next_mhz, graph = node_clocks_mhz(schedule, plan), ranks.graph_in(plan.orders)
         return tuple(
             plan_id

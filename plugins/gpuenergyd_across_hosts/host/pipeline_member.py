@@ -56,9 +56,9 @@ class Refusals:
 
     history: HistoryPort
     _last: dict[tuple[str, str], _Refusal] = field(default_factory=dict)
-    """By job id and kind of message."""
+    """The last refusal, by job id and kind of message."""
     _recorded: dict[str, set[str]] = field(default_factory=dict)
-    """Reasons by job id."""
+    """Reasons already recorded, by job id."""
 
     @contextmanager
     def of(self, job_id: str, kind: str) -> Iterator[None]:
@@ -111,7 +111,7 @@ class PipelineMembers:
 
     jobs: Jobs
     _leaders: dict[str, PipelineLeader] = field(default_factory=dict)
-    """By the job id of the leading member."""
+    """The leaders on this host, by the job id of the leading member."""
     _stages: dict[_StageKey, HostStage] = field(default_factory=dict)
     refusals: Refusals = field(init=False)
 
@@ -149,7 +149,7 @@ class PipelineMembers:
         key = (session.peer.uid, runner.job.description.job_name, place.run, place.dp_rank, place.pp_rank)
         stage = self._stages.get(key)
         if stage is None or (stage.num_pp_ranks, stage.num_tp_ranks) != (num_pp_ranks, num_tp_ranks):
-            self._stages = {k: own for k, own in self._stages.items() if not own.is_ended}
+            self._stages = {k: stage for k, stage in self._stages.items() if not stage.is_ended}
             zone = self.jobs.services.carbon_zone
             stage = self._stages[key] = HostStage(place.pp_rank, num_pp_ranks, num_tp_ranks, zone)
         gpus = self.jobs.services.gpus

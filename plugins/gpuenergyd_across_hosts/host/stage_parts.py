@@ -41,7 +41,7 @@ class StageParts:
     merged_iteration: int = -1
     """Index of the newest complete iteration."""
     _parts: dict[MemberKey, _Part] = field(default_factory=dict)
-    """By pipeline rank and carrying tensor-parallel rank."""
+    """The parts, by pipeline rank and the tensor-parallel rank that reports for it."""
     _incomplete: dict[int, dict[MemberKey, IterationObservation]] = field(default_factory=lambda: defaultdict(dict))
 
     def add_facts(self, facts: StageFacts) -> None:
@@ -127,8 +127,8 @@ class StageParts:
     def reordering(self, pp_rank: int) -> tuple[ReorderOffer, str, RankMemory | None]:
         """Return a stage's reordering offer, the reason if it now refuses other orders, and its memory if known."""
         facts = [part.facts for part in self._of_stage(pp_rank)]
-        refusal = next((own.order_refusal for own in facts if own.order_refusal), "")
-        return common_offer([own.reorder for own in facts]), refusal, least_room([own.memory for own in facts])
+        refusal = next((stage.order_refusal for stage in facts if stage.order_refusal), "")
+        return common_offer([stage.reorder for stage in facts]), refusal, least_room([stage.memory for stage in facts])
 
     def complete_iterations(self) -> Iterable[IterationObservation]:
         """Yield the iterations that all ranks have reported by now, oldest first; older ones are dropped."""

@@ -32,7 +32,7 @@ _HEAD = struct.Struct("<QHBfffffHHH")
 _SAMPLE = struct.Struct("<BHH3s")
 """Class; count, with `_IS_SIMPLE` set if there are no calls and one share; clock and time of the first share."""
 _MORE_OF_SAMPLE = struct.Struct("<eB")
-"""Calls, number of shares."""
+"""Layout of a sample's number of calls and number of shares."""
 _SHARE = struct.Struct("<H3s")
 _TIME_AT = struct.Struct("<B3s")
 """The sample of the same class and clock, or `_NO_SAMPLE`; the time."""
@@ -44,9 +44,9 @@ _BITS = struct.Struct("<I")
 _IS_REGULAR = 1
 _NO_PLAN = 0xFFFF
 _WAITING = 0xFF
-"""In place of a class if the GPU waited."""
+"""Stands in place of a class if the GPU waited."""
 _NO_SAMPLE = 0xFF
-"""In place of the sample of a time at a clock; class and clock follow."""
+"""Stands in place of the sample of a time at a clock; class and clock follow."""
 MAX_CLASSES = 0xFF
 _MAX_COUNT = 0x7FFF
 _MAX_BYTES = 2**24
@@ -145,7 +145,7 @@ def _packed(
         key = of_class[call.instruction_class.kind, call.instruction_class.chunk_index]
         shares = *_share_numbers(call.before), *_share_numbers(call.after)
         more.append(_CALL.pack(key, min(call.count, _MAX_COUNT), *shares))
-    by_column = [_by_column(rows, own.size) for rows, own in ((sample_rows, _SAMPLE), (time_rows, _TIME_AT))]
+    by_column = [_by_column(rows, layout.size) for rows, layout in ((sample_rows, _SAMPLE), (time_rows, _TIME_AT))]
     return b"".join([*parts, *by_column, *more])
 
 

@@ -130,7 +130,7 @@ class StageReport(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MemberReply:
-    """Reply of a rank's own daemon; only the carrier gets the report, and new facts."""
+    """Reply of a rank's own daemon; only the rank that reports for its stage (the carrier) gets report and facts."""
 
     phase: str
     is_carrier: bool

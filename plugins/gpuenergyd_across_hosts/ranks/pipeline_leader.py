@@ -44,7 +44,7 @@ class IterationPace:
     """Measures the iteration time from iteration numbers and the times at which they were read."""
 
     iteration_s: float = 0.0
-    """0 while unknown."""
+    """Iteration time; 0 while unknown."""
     _since: tuple[float, int] | None = None
 
     def update(self, now_s: float, iteration_index: int) -> None:
@@ -111,7 +111,7 @@ class LeaderRank:
         grantor.grant(self._iterations_ahead())
         agreement = {
             "wanted": grantor.plan_to_install,
-            "windows": [[own.plan_id, own.begin_iteration, own.end_iteration] for own in grantor.windows],
+            "windows": [[window.plan_id, window.begin_iteration, window.end_iteration] for window in grantor.windows],
             "revoked": grantor.revoked,
             "merged_iteration": self._merged_iteration,
         }
@@ -267,7 +267,7 @@ class LeaderRank:
         for pp_rank, plan_slice in enumerate(slices):
             store.set(self.place.slice_key(plan_id, pp_rank), _json(plan_slice))
         # A different order must be tried for several iterations.
-        is_short = slices[0]["purpose"] in TRIALS and not any(own["order"] for own in slices)
+        is_short = slices[0]["purpose"] in TRIALS and not any(piece["order"] for piece in slices)
         self.grantor.propose(plan_id, is_short=is_short, replaces=frozenset(reply["replaces"]))
         self._offered, self._offered_at_pace_s = plan_id, self._straggler_time_s
 

@@ -57,7 +57,7 @@ class _Statement:
 
     content: Mapping[str, Any]
     share: Mapping[str, Any]
-    """Its newest `BudgetShare`; empty before the first one."""
+    """The replica's newest `BudgetShare`; empty before the first one."""
     at_s: float
 
 
@@ -120,15 +120,15 @@ class ReplicaPaces:
                 self._statements[index] = _Statement(content, share, now_s)
         heard = {index: self._statements[index] for index in indices[: len(found)]}
         self._add_costs(heard, before)
-        paces = [_pace(own, before.get(index), now_s) for index, own in heard.items()]
+        paces = [_pace(statement, before.get(index), now_s) for index, statement in heard.items()]
         self._paces = _slowest([pace for pace in paces if pace is not None])
         return self._paces
 
     def budget(self, now_s: float) -> dict[str, Any]:
         """Return the fields of `TrainingBudget`: the first replica's target, and what the plans of others have cost."""
         known = self._statements.values()
-        of_first = [own for own in known if own.content["is_first"] and own.share]
-        first = max(of_first, key=lambda own: own.at_s, default=None)
+        of_first = [statement for statement in known if statement.content["is_first"] and statement.share]
+        first = max(of_first, key=lambda statement: statement.at_s, default=None)
         return {
             "is_first": self.is_first,
             "permitted_slowdown_ratio": None if first is None else first.share["permitted_slowdown_ratio"],
@@ -137,7 +137,7 @@ class ReplicaPaces:
             "excess_s": self._excess_s,
             "num_replicas": 1 + len(known),
             "others_spent_s": self._spent_s,
-            "others_age_s": max((now_s - own.at_s for own in known), default=0.0),
+            "others_age_s": max((now_s - statement.at_s for statement in known), default=0.0),
         }
 
     def _add_costs(self, heard: Mapping[int, _Statement], before: Mapping[int, _Statement]) -> None:
@@ -147,8 +147,8 @@ class ReplicaPaces:
         restarted without it begins at 0 again. What a replica cost before its first statement arrived is unknown.
         """
         most_s = most_spent_s = 0.0
-        for index, own in heard.items():
-            now, then = own.share, before[index].share if index in before else {}
+        for index, statement in heard.items():
+            now, then = statement.share, before[index].share if index in before else {}
             excess_s = now.get("excess_s", 0.0)
             most_s = max(most_s, excess_s - then.get("excess_s", excess_s))
             most_spent_s = max(most_spent_s, now.get("spent_s", 0.0) - then.get("spent_s", 0.0))

@@ -81,9 +81,9 @@ def busy_s(
     samples = [samples_of.get(key) for key in graph.classes]
     if not all(samples):
         return None
-    known = [own for own in samples if own is not None]
+    known = [sample for sample in samples if sample is not None]
     if planned_mhz is None:
-        mean_s = [_mean_s(own) for own in known]
+        mean_s = [_mean_s(sample) for sample in known]
         return makespan_s(graph, [mean_s[key] for key in graph.class_of])
     planned = list(zip(graph.class_of, planned_mhz, strict=True))
     time_s = {(key, mhz): _time_s(known[key], mhz) for key, mhz in set(planned)}

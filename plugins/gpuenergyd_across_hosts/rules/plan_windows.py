@@ -93,7 +93,7 @@ class PlanWindowFollower:
         """Return the plan of an iteration, None for full speed; drop expired windows, so iterations must increase."""
         for key in [key for key, window in self._windows.items() if window.end_iteration <= iteration_index]:
             del self._windows[key]
-        return next((own.plan_id for own in self._windows.values() if own.covers(iteration_index)), None)
+        return next((window.plan_id for window in self._windows.values() if window.covers(iteration_index)), None)
 
     def drop(self, plan_id: str) -> None:
         """Stop following a plan at once, and for good."""

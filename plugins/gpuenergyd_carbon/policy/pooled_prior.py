@@ -23,7 +23,7 @@ _LARGEST_DEVIATIONS = 8.0
 
 
 def prior_features(history: FilledHistory, origins: Origins, projection: Array) -> tuple[Array, Array, Array]:
-    """Return what models for all zones use of the week before each origin; origins are >= 168.
+    """Return the features of the week before each origin that models for all zones use; origins are >= 168.
 
     The result has the features, normalised by level and spread; the naive forecast, which models correct; and the
     spread, which is the unit of their corrections.

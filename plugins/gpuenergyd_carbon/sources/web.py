@@ -80,7 +80,7 @@ class WebLimits:
     max_retries: int = 2
     max_redirects: int = 3
     max_pause_s: float = 8.0
-    """If Retry-After is longer, the request is not retried, and the caller learns the time."""
+    """Longest Retry-After that is waited for; after a longer one the request fails, and the caller learns the time."""
 
 
 @dataclass(frozen=True, slots=True)

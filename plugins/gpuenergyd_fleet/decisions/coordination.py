@@ -96,18 +96,18 @@ class _Decision:
 
     def made(self) -> FleetDecision:
         rules, hosts = self.rules, self.view.hosts
-        connected = [own for own in hosts if self.now_s - own.reported_s <= rules.silent_s]
-        silent = [own for own in hosts if self.now_s - own.reported_s > rules.silent_s]
+        connected = [host for host in hosts if self.now_s - host.reported_s <= rules.silent_s]
+        silent = [host for host in hosts if self.now_s - host.reported_s > rules.silent_s]
         end_s = self._next_end_s()
         self._record_instants(end_s)
         held_w = self._most_w[self.now_s]
         wanted = self._wanted(connected, silent)
         is_over = held_w > self._limits_w[self.now_s] * (1 + _TOLERANCE_RATIO)
         # Lowered hosts first, since lowering is always possible and frees power once they have confirmed.
-        for own in sorted(connected, key=lambda own: wanted[own.host] - own.held.most_w(self.now_s, rules.margin_s)):
-            self._hand_out(own, wanted[own.host], end_s, self._fallback(own, connected, silent), is_over=is_over)
+        for host in sorted(connected, key=lambda h: wanted[h.host] - h.held.most_w(self.now_s, rules.margin_s)):
+            self._hand_out(host, wanted[host.host], end_s, self._fallback(host, connected, silent), is_over=is_over)
         limit_w = self._limits_w[self.now_s]
-        return FleetDecision(self.leases, limit_w, tuple(own.host for own in silent), self._trouble(silent, limit_w))
+        return FleetDecision(self.leases, limit_w, tuple(host.host for host in silent), self._trouble(silent, limit_w))
 
     # --- the limit over time ---
 
@@ -131,12 +131,12 @@ class _Decision:
         for event in self.view.events:
             edges = {event.start_s, event.end_s, event.end_s + rules.recovery_s}
             instants |= edges | {edge + sign * rules.margin_s for edge in edges for sign in (-1, 1)}
-        for own in self.view.hosts:
-            instants |= own.held.instants(rules.margin_s)
+        for host in self.view.hosts:
+            instants |= host.held.instants(rules.margin_s)
         # A shortened lease ends one margin before an instant, or by a fast clock two margins before it.
         for at_s in sorted(instants | {at_s - 2 * rules.margin_s for at_s in instants}):
             if at_s >= self.now_s:
-                self._most_w[at_s] = math.fsum(own.held.most_w(at_s, rules.margin_s) for own in self.view.hosts)
+                self._most_w[at_s] = math.fsum(host.held.most_w(at_s, rules.margin_s) for host in self.view.hosts)
                 self._limits_w[at_s] = self._limit_w(at_s)
 
     # --- what each host should have ---
@@ -148,9 +148,9 @@ class _Decision:
         limit_w = min(limit_w, self._recovery_w())
         margin_s = self.rules.margin_s
         kept_w = math.fsum(
-            max(own.held.most_w(at_s, margin_s) for at_s in self._most_w if at_s <= soon_s) for own in silent
+            max(host.held.most_w(at_s, margin_s) for at_s in self._most_w if at_s <= soon_s) for host in silent
         )
-        found = divided(limit_w - kept_w, {own.host: own.demand for own in connected})
+        found = divided(limit_w - kept_w, {host.host: host.demand for host in connected})
         return {host: max(_LEAST_W, own_w) for host, own_w in found.items()}
 
     def _recovery_w(self) -> float:
@@ -179,7 +179,7 @@ class _Decision:
         """Return the host's fallback: its share, scaled down at times when all shares together exceed a limit."""
         margin_s, budget_w = self.rules.margin_s, self.view.budget_w
         share_w = host.held.share_w
-        shares_w = math.fsum(own.held.share_w for own in connected)
+        shares_w = math.fsum(other.held.share_w for other in connected)
         hour_s = self.now_s // 3600 * 3600
         spans = [(hour_s, hour_s + self.rules.announced_s + 3600, budget_w)]
         for event in self._announced():
@@ -191,7 +191,7 @@ class _Decision:
             if end_s <= self.now_s:
                 continue
             at_s = max(start_s, self.now_s)
-            left_w = limit_w - math.fsum(own.held.most_w(at_s, margin_s) for own in silent)
+            left_w = limit_w - math.fsum(other.held.most_w(at_s, margin_s) for other in silent)
             ratio = max(0.0, left_w) / shares_w if shares_w > 0 else 0.0
             if ratio < 1:
                 least_w = max(_LEAST_W, ratio * share_w)
@@ -248,7 +248,7 @@ class _Decision:
         """
         if before is None:
             return fallback
-        known = (own for own in before.fallback if own.end_s > self.now_s)
+        known = (part for part in before.fallback if part.end_s > self.now_s)
         margin_s = self.rules.margin_s
         kept = Fallback(self.now_s - 2 * margin_s, before.end_s + 2 * margin_s, before.power_w)
         return tuple(dict.fromkeys((*known, *fallback, kept)))
@@ -285,10 +285,10 @@ class _Decision:
 
     def _trouble(self, silent: Sequence[FleetHost], limit_w: float) -> str | None:
         """Return why the fleet may exceed its limit; None if it does not."""
-        kept_w = math.fsum(own.held.most_w(self.now_s, self.rules.margin_s) for own in silent)
+        kept_w = math.fsum(host.held.most_w(self.now_s, self.rules.margin_s) for host in silent)
         if kept_w > limit_w:
             return f"hosts out of contact may draw {kept_w:.0f} W, more than the limit of {limit_w:.0f} W"
-        shares_w = math.fsum(own.held.share_w for own in self.view.hosts)
+        shares_w = math.fsum(host.held.share_w for host in self.view.hosts)
         if shares_w > self.view.budget_w * (1 + _TOLERANCE_RATIO):
             return (
                 f"the shares of all hosts add up to {shares_w:.0f} W, more than the fleet's budget of"

@@ -15,7 +15,7 @@ class HostDemand:
     """The speed that a host's jobs reach with a given power."""
 
     share_w: float
-    """Its part of the fleet's power when it has no lease."""
+    """The host's part of the fleet's power when it has no lease."""
     curve: tuple[tuple[float, float], ...] = ()
     """Points of power in W and weighted speed in units of one GPU at full speed, both rising; empty while unknown."""
 

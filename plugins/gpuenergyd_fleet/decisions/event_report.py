@@ -82,22 +82,22 @@ def event_report(event: GridEvent, samples: Sequence[FleetSample], budget_w: flo
         samples: from five minutes before until ten minutes after the event.
         budget_w: the fleet's budget, to which a percentage refers if no load was measured.
     """
-    before = [own for own in samples if event.start_s - BEFORE_S <= own.at_s < event.start_s]
-    during = [own for own in samples if event.is_active(own.at_s)]
-    after = [own for own in samples if event.end_s <= own.at_s < event.end_s + AFTER_S]
-    baseline_w = event.baseline_w if event.baseline_w is not None else _mean([own.measured_w for own in before])
+    before = [sample for sample in samples if event.start_s - BEFORE_S <= sample.at_s < event.start_s]
+    during = [sample for sample in samples if event.is_active(sample.at_s)]
+    after = [sample for sample in samples if event.end_s <= sample.at_s < event.end_s + AFTER_S]
+    baseline_w = event.baseline_w if event.baseline_w is not None else _mean([sample.measured_w for sample in before])
     limit_w = event.limit_w(baseline_w if baseline_w is not None else budget_w)
-    reached = next((k for k, own in enumerate(during) if _is_within(own, limit_w)), None)
+    reached = next((k for k, sample in enumerate(during) if _is_within(sample, limit_w)), None)
     held = [] if reached is None else during[reached:]
-    mean_w = _mean([own.measured_w for own in held])
+    mean_w = _mean([sample.measured_w for sample in held])
     spans = _spans(during, event.end_s)
-    known = [(own, span_s) for own, span_s in zip(during, spans, strict=True) if own.measured_w is not None]
+    known = [(sample, span_s) for sample, span_s in zip(during, spans, strict=True) if sample.measured_w is not None]
     over_s = sum(
         s
-        for own, s in zip(held, spans[len(spans) - len(held) :], strict=True)
-        if not _is_within(own, limit_w, if_unknown=True)
+        for sample, s in zip(held, spans[len(spans) - len(held) :], strict=True)
+        if not _is_within(sample, limit_w, if_unknown=True)
     )
-    speed_before = _mean([own.speed for own in before])
+    speed_before = _mean([sample.speed for sample in before])
     lost_s = _lost_s(during, spans, speed_before)
     full_s = None if speed_before is None else speed_before * sum(spans)
     rebound_w = _rebound_w(after, baseline_w)
@@ -116,15 +116,15 @@ def event_report(event: GridEvent, samples: Sequence[FleetSample], budget_w: flo
         mean_w=mean_w,
         reached_s=None if reached is None else max(0.0, during[reached].at_s - event.start_s),
         over_limit_s=over_s if held else None,
-        highest_w=max((own.measured_w for own in held if own.measured_w is not None), default=None),
+        highest_w=max((sample.measured_w for sample in held if sample.measured_w is not None), default=None),
         rebound_w=rebound_w,
-        saved_energy_kwh=sum((baseline_w - (own.measured_w or 0.0)) * s for own, s in known) / 3.6e6
+        saved_energy_kwh=sum((baseline_w - (sample.measured_w or 0.0)) * s for sample, s in known) / 3.6e6
         if has_load and baseline_w is not None
         else None,
         lost_work_gpu_h=None if lost_s is None else lost_s / 3600,
         lost_work_ratio=None if lost_s is None or not full_s else lost_s / full_s,
-        num_hosts=max((own.num_hosts for own in during), default=0),
-        num_silent_hosts=max((own.num_silent for own in during), default=0),
+        num_hosts=max((sample.num_hosts for sample in during), default=0),
+        num_silent_hosts=max((sample.num_silent for sample in during), default=0),
         missing_s=max(0.0, event.end_s - event.start_s - sum(span_s for _, span_s in known)),
     )
 
@@ -140,12 +140,12 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _spans(samples: Sequence[FleetSample], end_s: float) -> list[float]:
     """Return the time that each sample stands for: until the next one, with an upper limit."""
-    ends_s = [*(own.at_s for own in samples[1:]), end_s]
-    return [min(_MOST_GAP_S, next_s - own.at_s) for own, next_s in zip(samples, ends_s, strict=False)]
+    ends_s = [*(sample.at_s for sample in samples[1:]), end_s]
+    return [min(_MOST_GAP_S, next_s - sample.at_s) for sample, next_s in zip(samples, ends_s, strict=False)]
 
 
 def _lost_s(during: Sequence[FleetSample], spans: Sequence[float], speed_before: float | None) -> float | None:
-    known = [(own.speed, span_s) for own, span_s in zip(during, spans, strict=True) if own.speed is not None]
+    known = [(sample.speed, span_s) for sample, span_s in zip(during, spans, strict=True) if sample.speed is not None]
     if speed_before is None or not known:
         return None
     return sum((speed_before - speed) * span_s for speed, span_s in known)
@@ -153,7 +153,7 @@ def _lost_s(during: Sequence[FleetSample], spans: Sequence[float], speed_before:
 
 def _rebound_w(after: Sequence[FleetSample], baseline_w: float | None) -> float | None:
     """Return how much the highest 10 s mean exceeds the load before the event; None if nothing was measured."""
-    known = [(own.at_s, own.measured_w) for own in after if own.measured_w is not None]
+    known = [(sample.at_s, sample.measured_w) for sample in after if sample.measured_w is not None]
     if baseline_w is None or not known or known[-1][0] - known[0][0] < _REBOUND_S:
         return None
     highest_w, first = -math.inf, 0

@@ -39,7 +39,7 @@ class Lease:
 
 def least_w(fallback: Sequence[Fallback], at_s: float, share_w: float, margin_s: float) -> float:
     """Return a host's fallback power at an instant, using entries that are in force by any clock within the margin."""
-    entries = (own.power_w for own in fallback if own.start_s + margin_s <= at_s < own.end_s - margin_s)
+    entries = (part.power_w for part in fallback if part.start_s + margin_s <= at_s < part.end_s - margin_s)
     return min((share_w, *entries))
 
 
@@ -72,6 +72,6 @@ class HeldPower:
         found = set()
         for lease in self.possible:
             found |= {lease.end_s - margin_s, lease.end_s + margin_s}
-            for own in lease.fallback:
-                found |= {own.start_s + margin_s, own.end_s - margin_s}
+            for part in lease.fallback:
+                found |= {part.start_s + margin_s, part.end_s - margin_s}
         return found

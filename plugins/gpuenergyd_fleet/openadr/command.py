@@ -85,7 +85,7 @@ def _percents(text: str | None) -> tuple[float, ...]:
         percents = tuple(float(part) for part in text.split(","))
     except ValueError:
         percents = ()
-    is_valid = len(percents) == NUM_LEVELS and all(math.isfinite(own) and 0 < own <= 100 for own in percents)
+    is_valid = len(percents) == NUM_LEVELS and all(math.isfinite(value) and 0 < value <= 100 for value in percents)
     if not is_valid:
         raise UsageError(
             f"--simple-levels {text!r:.40}: must be {NUM_LEVELS} percents above 0 up to 100, e.g. 90,75,50"

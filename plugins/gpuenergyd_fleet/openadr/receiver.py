@@ -89,7 +89,7 @@ class Receiver:
             raise GpuEnergyError(f"{self.path}: {error.strerror}") from None
         for event in set(found) - set(self._written or ()):
             log.info("event %s: at most %g %s until %.0f", event.event_id, event.value, event.unit, event.end_s)
-        for name in {own.event_id for own in self._written or ()} - {own.event_id for own in found}:
+        for name in {event.event_id for event in self._written or ()} - {event.event_id for event in found}:
             log.info("event %s: over or withdrawn", name)
         self._written = found
 
@@ -117,7 +117,7 @@ def _check_room(targets: Sequence[GridEvent], others: Sequence[GridEvent]) -> No
     """Raise UsageError if the file cannot hold the load targets in addition to the others."""
     if len(others) + len(targets) > MAX_OPEN_EVENTS:
         raise UsageError(f"more than {MAX_OPEN_EVENTS} events and intervals")
-    if {own.event_id for own in others} & {own.event_id for own in targets}:
+    if {event.event_id for event in others} & {event.event_id for event in targets}:
         raise UsageError("its id is there twice")
 
 

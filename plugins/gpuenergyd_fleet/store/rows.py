@@ -20,7 +20,7 @@ def host_of(row: Any, leases: tuple[Lease, ...]) -> FleetHost:
 
 
 def lease_of(row: Any) -> Lease:
-    entries = tuple(Fallback(*map(float, own)) for own in _decoded(row.fallback))
+    entries = tuple(Fallback(*map(float, part)) for part in _decoded(row.fallback))
     return Lease(row.number, row.power_w, row.end_us / 1e6, entries)
 
 

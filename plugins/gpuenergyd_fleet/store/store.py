@@ -129,7 +129,7 @@ class FleetStore:
                 return None
             connection.execute(update(fleet).where(_THE_FLEET).values(cycle_us=microseconds(now_s)))
             state = self._state(connection, now_s)
-            events = tuple(self._with_baseline(connection, own, state) for own in state.events)
+            events = tuple(self._with_baseline(connection, event, state) for event in state.events)
             view = FleetView(row.budget_w, state.hosts, events)
             decision = decide(view, now_s)
             self._store_leases(connection, state, decision.leases)
@@ -218,18 +218,18 @@ class FleetStore:
     def _state(self, connection: Connection, now_s: float) -> FleetState:
         row = connection.execute(select(fleet).where(_THE_FLEET)).one_or_none()
         leases: dict[str, list[Lease]] = {}
-        for own in connection.execute(select(fleet_leases).order_by(fleet_leases.c.number)):
-            leases.setdefault(own.host, []).append(lease_of(own))
+        for lease in connection.execute(select(fleet_leases).order_by(fleet_leases.c.number)):
+            leases.setdefault(lease.host, []).append(lease_of(lease))
         hosts = tuple(
-            host_of(own, tuple(leases.get(own.host, ())))
-            for own in connection.execute(select(fleet_hosts).order_by(fleet_hosts.c.host))
+            host_of(row, tuple(leases.get(row.host, ())))
+            for row in connection.execute(select(fleet_hosts).order_by(fleet_hosts.c.host))
         )
         recent = grid_events.c.end_us > microseconds(now_s - AFTER_S)
         rows = connection.execute(
             select(grid_events).where(recent).order_by(grid_events.c.start_us).limit(2 * MAX_OPEN_EVENTS)
         )
         budget_w, reason = (None, "") if row is None else (row.budget_w, row.reason)
-        return FleetState(now_s, budget_w, reason, hosts, tuple(event_of(own) for own in rows))
+        return FleetState(now_s, budget_w, reason, hosts, tuple(event_of(row) for row in rows))
 
     def _with_baseline(self, connection: Connection, event: GridEvent, state: FleetState) -> GridEvent:
         """Return an event with the load before it, which is measured outside other events and stored at its start."""
@@ -246,7 +246,7 @@ class FleetStore:
         ).one()
         if num < _LEAST_SAMPLES:
             # Right after another event, use the load from before that one.
-            earlier = [own for own in state.events if own.baseline_w is not None and own.start_s < event.start_s]
+            earlier = [e for e in state.events if e.baseline_w is not None and e.start_s < event.start_s]
             mean_w = earlier[-1].baseline_w if earlier else None
         if mean_w is None:
             return event
@@ -256,12 +256,12 @@ class FleetStore:
         return replace(event, baseline_w=float(mean_w))
 
     def _store_leases(self, connection: Connection, state: FleetState, leases: Mapping[str, Lease]) -> None:
-        for own in state.hosts:
-            if own.held.leases and own.held.leases[0].number < own.held.confirmed:
-                superseded = (fleet_leases.c.host == own.host) & (fleet_leases.c.number < own.held.confirmed)
+        for known in state.hosts:
+            if known.held.leases and known.held.leases[0].number < known.held.confirmed:
+                superseded = (fleet_leases.c.host == known.host) & (fleet_leases.c.number < known.held.confirmed)
                 connection.execute(delete(fleet_leases).where(superseded))
         for host, lease in leases.items():
-            fallback = [[own.start_s, own.end_s, own.power_w] for own in lease.fallback]
+            fallback = [[part.start_s, part.end_s, part.power_w] for part in lease.fallback]
             connection.execute(
                 insert(fleet_leases).values(
                     host=host,
@@ -273,14 +273,14 @@ class FleetStore:
             )
 
     def _store_sample(self, connection: Connection, state: FleetState, decision: FleetDecision, now_s: float) -> None:
-        connected = [own for own in state.hosts if own.host not in decision.silent]
+        connected = [host for host in state.hosts if host.host not in decision.silent]
         is_whole = bool(connected) and not decision.silent
         connection.execute(
             insert(fleet_samples).values(
                 at_us=microseconds(now_s),
                 limit_w=decision.limit_w,
-                measured_w=known_sum([own.measured_w for own in connected]) if is_whole else None,
-                speed=known_sum([own.speed for own in connected]) if is_whole else None,
+                measured_w=known_sum([host.measured_w for host in connected]) if is_whole else None,
+                speed=known_sum([host.speed for host in connected]) if is_whole else None,
                 num_hosts=len(state.hosts),
                 num_silent=len(decision.silent),
             )

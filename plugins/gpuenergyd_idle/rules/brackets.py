@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 _SETTLING_S = 5.0
-"""Until power readings, some of which are means of a second, show a change of clocks."""
+"""Time until power readings, some of which are means of a second, show a change of clocks."""
 _MEAN_S = 10.0
 
 

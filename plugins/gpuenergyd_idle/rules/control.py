@@ -17,18 +17,18 @@ from gpuenergyd_idle.rules.use import WORKING, GpuUse, UseReading, use_of
 _LONGEST_GAP_S = 2.0
 """Time between two readings that is counted; more is unknown."""
 _LEAST_PAUSE_S = 60.0
-"""Between two lowerings of a GPU."""
+"""Least time between two lowerings of a GPU."""
 _REVIEW_S = 60.0
 """Time after which the threshold is computed again."""
 _SAME_CLOCK_MHZ = 16
 _LONGEST_LIFT_S = 5.0
-"""After which a lift counts as effective although no reading has shown it."""
+"""Time after which a lift counts as effective although no reading has shown it."""
 _POWER_STEP_RATIO, _POWER_STEP_W = 1.25, 10.0
 """Power above that of the idle GPU at the lower clock that shows work."""
 _FIRST_BRACKET_S = 60.0
 """Time lowered before the first bracket."""
 _AFTER_WORK_S = 15.0
-"""From here on the power of an idle span is that of an idle GPU."""
+"""Time after work ends from which power readings count as those of an idle GPU."""
 
 
 class Order(StrEnum):
@@ -40,7 +40,7 @@ class Order(StrEnum):
 
 @dataclass(slots=True)
 class IdleGpu:
-    """Decisions for one GPU; it owns no clock, and time is that of its readings."""
+    """Decisions for one GPU. It never asks for the time: each reading brings its own."""
 
     low_mhz: int
     account: LostTimeAccount
@@ -55,7 +55,7 @@ class IdleGpu:
     """Time at the lower clock, or what would have been."""
     num_lowerings: int = 0
     reason: str = "no reading yet"
-    """Why it is lowered or not."""
+    """Why the GPU is lowered or not."""
     _last: UseReading | None = None
     _idle_since_s: float | None = None
     _lowered_at_s: float = -_LEAST_PAUSE_S

@@ -28,7 +28,7 @@ class IdleSpans:
     after_s: float
     since_s: float
     _spans: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_MAX_SPANS))
-    """End and length of each."""
+    """End and length of each idle span."""
 
     def record(self, end_s: float, length_s: float) -> None:
         if length_s >= self.after_s:

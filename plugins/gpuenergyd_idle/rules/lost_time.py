@@ -9,15 +9,15 @@ PER_WORKING_TIME_RATIO = 0.001
 PER_DAY_S = 2.0
 DAY_S = 86_400.0
 _ASSUMED_LIFT_S = 0.3
-"""From the begin of work to the effect of the lift, before one was measured: a reading of 100 ms, its way, a raise."""
+"""Time from the start of work until the clock is high, until measured: a reading of 100 ms, its way, a raise."""
 _LONGEST_LIFT_S, _NUM_KNOWN = 1.0, 10
-"""What a wake may cost at most, before that many were measured."""
+"""Assumed longest time of a wake-up, until this many wake-ups have been measured."""
 _WEIGHT = 0.2
 
 
 @dataclass(slots=True)
 class LostTimeAccount:
-    """The account of one GPU; `slow_ratio` is the speed that a lowered GPU lacks, at most."""
+    """The account of one GPU; `slow_ratio` is the largest share of speed that a lowered GPU loses."""
 
     slow_ratio: float
     since_s: float
@@ -28,12 +28,12 @@ class LostTimeAccount:
     longest_lift_s: float = 0.0
 
     def allowed_s(self, at_s: float) -> float:
-        """Return what may have been lost until now."""
+        """Return the time that may have been lost until now."""
         days_begun = int(max(0.0, at_s - self.since_s) / DAY_S) + 1
         return PER_WORKING_TIME_RATIO * self.working_s + PER_DAY_S * days_begun
 
     def balance_s(self, at_s: float) -> float:
-        """Return what may still be lost."""
+        """Return the time that may still be lost."""
         return self.allowed_s(at_s) - self.lost_s
 
     def can_pay_wake(self, at_s: float) -> bool:

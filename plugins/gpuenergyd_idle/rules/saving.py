@@ -15,7 +15,7 @@ _NUM_BEFORE_STOP = 4
 _NUM_WANTED = 6
 _MAX_KEPT = 64
 _LEAST_SAVING_W, _LEAST_SAVING_RATIO = 2.0, 0.02
-"""A saving that is certainly below is none."""
+"""A saving that is certainly below these counts as none."""
 _CLOSE_RATIO = 0.1
 """Half width of the interval, relative to the mean, that is exact enough."""
 _OFTEN_S, _SELDOM_S = 600.0, 6 * 3600.0
@@ -51,7 +51,7 @@ class ModelSaving:
     has_no_effect: bool = False
     """Whether a lower clock certainly saves next to nothing on this model."""
     _energy_j: dict[bool, float] = field(default_factory=lambda: {True: 0.0, False: 0.0})
-    """Of idle time at full clocks, with and without a context."""
+    """Energy of idle time at full clocks, with and without a context."""
     _time_s: dict[bool, float] = field(default_factory=lambda: {True: 0.0, False: 0.0})
 
     def observe_idle(self, time_s: float, power_w: float, *, has_context: bool) -> None:

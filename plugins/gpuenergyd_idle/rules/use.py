@@ -14,9 +14,9 @@ class GpuUse(StrEnum):
     """What a GPU is used for."""
 
     JOB = "job"
-    """It works for a job that has joined."""
+    """The GPU works for a job that has joined."""
     OTHER_WORK = "other-work"
-    """It works for another program."""
+    """The GPU works for another program."""
     IDLE_CONTEXT = "idle-context"
     """Nothing runs, but a process holds a context."""
     IDLE_EMPTY = "idle-empty"

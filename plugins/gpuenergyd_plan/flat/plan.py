@@ -117,7 +117,7 @@ class _Search:
         self._nodes = list(graph.topological_order)
         by_class = {key: fast_to_frugal(profile[key].options) for key in graph.classes}
         self._options = [by_class[graph.instructions[v].instruction_class] for v in self._nodes]
-        self._choice = [_position(own, first.options[v]) for own, v in zip(self._options, self._nodes, strict=True)]
+        self._choice = [_position(known, first.options[v]) for known, v in zip(self._options, self._nodes, strict=True)]
         self._arrays = self._graph_arrays()
         self._tables = self._option_arrays()
         numbers = harmonics_in_band(first.wave.iteration_time_s)[:_MOST_HARMONICS]
@@ -152,18 +152,18 @@ class _Search:
         by_rank = sorted(range(len(nodes)), key=lambda k: (graph.instructions[nodes[k]].pp_rank, nodes[k]))
         lengths = np.bincount([i.pp_rank for i in graph.instructions], minlength=graph.num_ranks)
         return FlatGraph(
-            pred=ints(np.cumsum([0] + [len(own) for own in before])),
-            pred_node=ints([place[u] for own in before for u, _ in own]),
-            pred_latency=floats([latency_s for own in before for _, latency_s in own]),
+            pred=ints(np.cumsum([0] + [len(links) for links in before])),
+            pred_node=ints([place[u] for links in before for u, _ in links]),
+            pred_latency=floats([latency_s for links in before for _, latency_s in links]),
             epilogue=floats([graph.epilogues_s[v] for v in nodes]),
             rank_first=ints(np.concatenate(([0], np.cumsum(lengths)))),
             rank_nodes=ints(by_rank),
         )
 
     def _option_arrays(self) -> FlatOptions:
-        waiting_w, flat = self._profile.blocking_power_w, [option for own in self._options for option in own]
+        waiting_w, flat = self._profile.blocking_power_w, [option for options in self._options for option in options]
         return FlatOptions(
-            start=ints(np.cumsum([0] + [len(own) for own in self._options])),
+            start=ints(np.cumsum([0] + [len(options) for options in self._options])),
             times=floats([option.time_s for option in flat]),
             powers=floats([option.energy_j / option.time_s - waiting_w for option in flat]),
             costs=floats([option.effective_energy_j(waiting_w) for option in flat]),
@@ -172,4 +172,4 @@ class _Search:
 
 def _position(options: Sequence[ClockOption], wanted: ClockOption) -> int:
     """Return the index of an option, or of the slowest option that takes no longer."""
-    return max((k for k, own in enumerate(options) if own.time_s <= wanted.time_s), default=0)
+    return max((k for k, option in enumerate(options) if option.time_s <= wanted.time_s), default=0)

@@ -33,7 +33,7 @@ def plan_chunk_order(plain: Schedule, task: OrderTask) -> OrderPlan:
     """
     profile, num_ranks = task.profile, plain.num_ranks
     by_stage = {
-        (plain.stage_index(key.pp_rank, key.chunk_index), key.kind): own for key, own in profile.classes.items()
+        (plain.stage_index(key.pp_rank, key.chunk_index), key.kind): curve for key, curve in profile.classes.items()
     }
     found: list[OrderPlan] = []
     for schedule in dict.fromkeys(_schedules(plain, task)):
@@ -48,7 +48,7 @@ def plan_chunk_order(plain: Schedule, task: OrderTask) -> OrderPlan:
             f" found that is that fast with at most {', '.join(map(str, task.limits))} microbatches held per GPU"
         )
     found.sort(key=task.charged_j)
-    best = min((task.solved(one.schedule, one.profile) for one in found[:FINALISTS]), key=task.charged_j)
+    best = min((task.solved(option.schedule, option.profile) for option in found[:FINALISTS]), key=task.charged_j)
     load = shared_load(profile, num_ranks, plain.num_microbatches)
     bound_j = load_bound_j([load], profile.blocking_power_w * num_ranks, task.deadline_s, forced=task.forced)
     return replace(best, any_order_j=bound_j)

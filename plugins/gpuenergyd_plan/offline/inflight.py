@@ -29,6 +29,6 @@ def plan_inflight(task: OrderTask, caps: Sequence[int] | None = None) -> OrderPl
     limits = [min(num_microbatches, num_ranks - r + extra) for r, extra in enumerate([*extra_limits, 0])]
     task = replace(task, limits=limits, keeps_whole=True)
     ranked = ranked_shapes(task, try_whole=True, most_work=MOST_SHAPES * 3 * num_ranks * num_microbatches)
-    extras = [[max(0, own.num_ahead - (num_ranks - r)) for r, own in enumerate(shape)] for shape, _ in ranked]
+    extras = [[max(0, rank.num_ahead - (num_ranks - r)) for r, rank in enumerate(shape)] for shape, _ in ranked]
     schedules = [one_forward_one_backward(num_ranks, num_microbatches, extra) for extra in extras[:FINALISTS] or [[]]]
     return min(map(task.solved, schedules), key=lambda plan: plan.solved.energy_j)

@@ -78,8 +78,8 @@ _Choice = Callable[[InstructionProfile], ClockOption | None]
 
 def _single_clocks(profile: PipelineProfile) -> Iterator[_Choice]:
     """Yield, for each measured clock, the choice of that clock; classes not measured there are interpolated."""
-    for sm_clock_mhz in sorted({option.sm_clock_mhz for own in profile.classes.values() for option in own.options}):
-        yield lambda own, sm_clock_mhz=sm_clock_mhz: own.interpolated(sm_clock_mhz)  # type: ignore[misc]
+    for sm_clock_mhz in sorted({option.sm_clock_mhz for curve in profile.classes.values() for option in curve.options}):
+        yield lambda curve, sm_clock_mhz=sm_clock_mhz: curve.interpolated(sm_clock_mhz)  # type: ignore[misc]
 
 
 def _equal_limits(graph: DependencyGraph, cap: PowerCap) -> Iterator[_Choice]:
@@ -271,10 +271,10 @@ class CappedProblem:
                 after[k] = needed_w
                 needed_w = floor[k] = max(needed_w, mean_power_w(options[k][-1]))
         return PowerOptions(
-            start=ints(np.cumsum([0] + [len(own) for own in options])),
-            times=floats([option.time_s for own in options for option in own]),
-            powers=floats([mean_power_w(option) for own in options for option in own]),
-            energies=floats([option.energy_j for own in options for option in own]),
+            start=ints(np.cumsum([0] + [len(choices) for choices in options])),
+            times=floats([option.time_s for choices in options for option in choices]),
+            powers=floats([mean_power_w(option) for choices in options for option in choices]),
+            energies=floats([option.energy_j for choices in options for option in choices]),
             floor=floats(floor),
             after=floats(after),
             blocking=blocking_w,

@@ -49,7 +49,7 @@ def parse_profile_table(path: Path, text: str) -> ProfileTable:
                 f"{where}: {cells['instruction']} of stage {key.pp_rank} at {option.sm_clock_mhz} MHz is given twice"
             )
         of_ranks[rank] = option
-    options = {key: [_of_stage(own) for own in clocks.values()] for key, clocks in measured.items()}
+    options = {key: [_of_stage(rows) for rows in clocks.values()] for key, clocks in measured.items()}
     if not options:
         raise ProfileError(f"{path}: no measurements below the header")
     num_stages = max(key.pp_rank for key in options) + 1
@@ -72,7 +72,7 @@ def parse_profile_table(path: Path, text: str) -> ProfileTable:
 
 
 def _of_stage(of_ranks: Mapping[tuple[str, ...], ClockOption]) -> ClockOption:
-    """Return what one GPU of a stage needs: the time of its slowest rank and the mean energy of its ranks."""
+    """Return the time of a stage's slowest rank and the mean energy of its ranks."""
     options = list(of_ranks.values())
     energy_j = sum(option.energy_j for option in options) / len(options)
     return replace(max(options, key=lambda option: option.time_s), energy_j=energy_j)

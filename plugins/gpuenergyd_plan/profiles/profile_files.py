@@ -98,7 +98,7 @@ def parse_order(path: Path, text: str, num_stages: int) -> Schedule:
         if not positions or missing < len(positions):
             raise ProfileError(f"{path}: rank {rank} has no position {missing}; positions count from 0 without gaps")
     stages_of = _stages_of(path, places, num_stages)
-    num_microbatches = 1 + max(m for own in places.values() for _, _, _, m in own.values())
+    num_microbatches = 1 + max(m for cells in places.values() for _, _, _, m in cells.values())
     orders = []
     for rank in range(len(places)):
         chunk_of = {stage: chunk for chunk, stage in enumerate(stages_of[rank])}

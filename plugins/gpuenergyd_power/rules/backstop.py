@@ -44,7 +44,7 @@ class BackstopRules:
     patience_s: float = 0.6
     """Uninterrupted time above the budget before it acts; with the time to act, less than a second."""
     long_window_s: float = 3.0
-    """It also acts if the mean over this time is above the budget, with or without interruptions."""
+    """The backstop also acts if the mean over this time is above the budget, with or without interruptions."""
     impatience_s: float = 3.0
     """Time after the budget was lowered during which it acts at once, unless jobs follow plans that fit before."""
     settle_s: float = 0.2
@@ -68,9 +68,9 @@ class Backstop:
 
     rules: BackstopRules = field(default_factory=BackstopRules)
     ceilings: dict[str, Ceiling] = field(default_factory=dict)
-    """By GPU; empty while the host is below its budget without them."""
+    """The ceiling of each GPU; empty while the host is below its budget without ceilings."""
     num_cuts: int = 0
-    """How often it began to lower GPUs."""
+    """How often the backstop began to lower GPUs."""
     over_s: float = 0.0
     """Total time above the budget with its tolerance."""
     measured_w: float | None = None

@@ -44,13 +44,13 @@ class PowerBudget:
     source: BudgetSource
     reason: str = ""
     end_at: datetime | None = None
-    """When it ends; None if it lasts until it is changed."""
+    """When the budget ends; None if it lasts until it is changed."""
     fallback: tuple[ScheduledBudget, ...] = ()
     """For a request, budgets for the time after its end, which can only lower the budget of the settings."""
 
     def is_of_use(self, now_at: datetime) -> bool:
         """Return whether it limits power now or later."""
-        return self.end_at is None or max((self.end_at, *(own.end_at for own in self.fallback))) > now_at
+        return self.end_at is None or max((self.end_at, *(part.end_at for part in self.fallback))) > now_at
 
 
 def budget_problem(budget_w: float) -> str | None:

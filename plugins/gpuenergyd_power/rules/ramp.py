@@ -41,7 +41,7 @@ class RampJob:
     job_id: str
     gpu_uuids: tuple[str, ...]
     num_iterations: int
-    """Number of iterations that it has reported."""
+    """Number of iterations that the job has reported."""
     iteration_time_s: float | None = None
     left_s: float | None = None
     """Time until its last iteration ends at the present pace; None if unknown."""
@@ -266,12 +266,12 @@ class RampLimiter:
 
 def _clocks_mhz(job: RampJob, readings: Mapping[str, GpuPower]) -> list[tuple[int, ...]]:
     clocks = [readings[uuid].supported_sm_clocks_mhz for uuid in job.gpu_uuids if uuid in readings]
-    return [own for own in clocks if len(own) > 1]
+    return [clocks_mhz for clocks_mhz in clocks if len(clocks_mhz) > 1]
 
 
 def _lowest_ratio(job: RampJob, readings: Mapping[str, GpuPower]) -> float:
     """Return the lowest clock of a job's GPUs, relative to the highest."""
-    return min((own[-1] / own[0] for own in _clocks_mhz(job, readings)), default=1.0)
+    return min((clocks_mhz[-1] / clocks_mhz[0] for clocks_mhz in _clocks_mhz(job, readings)), default=1.0)
 
 
 def _next_ratio(job: RampJob, readings: Mapping[str, GpuPower], ratio: float, *, is_rising: bool) -> float | None:
@@ -279,8 +279,8 @@ def _next_ratio(job: RampJob, readings: Mapping[str, GpuPower], ratio: float, *,
     clocks_mhz: tuple[int, ...] = min(_clocks_mhz(job, readings), key=len, default=(1,))
     ratios = [mhz / clocks_mhz[0] for mhz in clocks_mhz]
     if is_rising:
-        return min((own for own in ratios if own > ratio * (1 + _SAME_RATIO)), default=None)
-    return max((own for own in ratios if own < ratio * (1 - _SAME_RATIO)), default=None)
+        return min((step for step in ratios if step > ratio * (1 + _SAME_RATIO)), default=None)
+    return max((step for step in ratios if step < ratio * (1 - _SAME_RATIO)), default=None)
 
 
 def _ceiling_mhz(reading: GpuPower | None, ramp: JobRamp) -> int | None:

@@ -49,14 +49,14 @@ def read_rows(kind: type[T], rows: object, where: str) -> tuple[T, ...]:
     hints = get_type_hints(kind)
     types = [hints[name] for name in names]
     return tuple(
-        kind(*(_value(own, value, f"{where}.{name}") for own, value, name in zip(types, row, names, strict=True)))
+        kind(*(_value(hint, value, f"{where}.{name}") for hint, value, name in zip(types, row, names, strict=True)))
         for row in rows
     )
 
 
 def _value(kind: Any, value: object, where: str) -> Any:
     if get_origin(kind) is UnionType:
-        inner = [own for own in get_args(kind) if own is not NoneType]
+        inner = [part for part in get_args(kind) if part is not NoneType]
         return None if value is None else _value(inner[0], value, where)
     if get_origin(kind) is tuple:
         own = get_args(kind)

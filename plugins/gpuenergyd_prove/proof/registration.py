@@ -40,7 +40,7 @@ class ExclusionRules:
     min_measured_ratio: float = 0.5
     """A block with a smaller share of iterations with measured energy is void; slow counters do not cover every one."""
     max_void_ratio: float = 0.2
-    """With a larger share of void rounds, there is no verdict."""
+    """Largest share of void rounds with which there is a verdict."""
     repeats_void_rounds: bool = True
     """Whether void rounds are repeated at the end, to reach the registered number of sound rounds."""
 

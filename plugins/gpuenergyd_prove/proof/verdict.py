@@ -30,7 +30,7 @@ class Conclusion(StrEnum):
     """What a proof shows."""
 
     SAVES = "saves"
-    """It uses less GPU energy and is not slower than registered."""
+    """The arm uses less GPU energy and is not slower than registered."""
     SAVES_BUT_SLOWER = "saves, but may be slower than registered"
     NOT_SHOWN = "no saving shown"
     COSTS = "uses more energy"
@@ -98,14 +98,14 @@ class Verdict:
             "iterations": self.num_iterations,
             "arms": [
                 {
-                    "arm": own.arm,
-                    "rounds": own.num_rounds,
-                    "saving": _interval_dict(own.saving),
-                    "slowdown": _interval_dict(own.slowdown),
-                    "host_saving": _interval_dict(own.host_saving),
-                    "losses": own.losses,
+                    "arm": result.arm,
+                    "rounds": result.num_rounds,
+                    "saving": _interval_dict(result.saving),
+                    "slowdown": _interval_dict(result.slowdown),
+                    "host_saving": _interval_dict(result.host_saving),
+                    "losses": result.losses,
                 }
-                for own in self.arms
+                for result in self.arms
             ],
             "measurement_level": {"level": self.level.level, "missing": self.level.missing},
             "meter_alignment": None if self.alignment is None else {
@@ -144,7 +144,7 @@ def gpu_energies_j(
     """Return, for each round, the mean GPU energy per iteration of each arm; void blocks are left out."""
     means = [_means(block, rules, block_iterations, None) for block in blocks]
     return [
-        {block.arm: own.gpu_energy_j for block, own in zip(blocks[k : k + num_arms], found, strict=True) if own}
+        {block.arm: mean.gpu_energy_j for block, mean in zip(blocks[k : k + num_arms], found, strict=True) if mean}
         for k in range(0, len(blocks), num_arms)
         if (found := means[k : k + num_arms])
     ]
@@ -158,8 +158,8 @@ def verdict(registration: Registration, blocks: Sequence[Block]) -> Verdict:
     means = [_means(block, rules, registration.design.block_iterations, lag_s) for block in blocks]
     rounds = [dict(zip((block.arm for block in blocks[k : k + len(names)]), means[k : k + len(names)], strict=True))
               for k in range(0, len(blocks), len(names))]  # fmt: skip
-    sound = [{arm: own for arm, own in values.items() if own is not None} for values in rounds
-             if len(values) == len(names) and all(own is not None for own in values.values())]  # fmt: skip
+    sound = [{arm: mean for arm, mean in values.items() if mean is not None} for values in rounds
+             if len(values) == len(names) and all(mean is not None for mean in values.values())]  # fmt: skip
     num_void = len(rounds) - len(sound)
     if num_void > rules.max_void_ratio * registration.design.num_rounds:
         causes = {why for block in blocks if (why := why_void(block, rules, registration.design.block_iterations))}
@@ -174,7 +174,7 @@ def verdict(registration: Registration, blocks: Sequence[Block]) -> Verdict:
         arms=arms,
         num_rounds=len(sound),
         num_void_rounds=num_void,
-        num_iterations=sum(own.num_iterations for own in means if own is not None),
+        num_iterations=sum(mean.num_iterations for mean in means if mean is not None),
         level=_level(registration, blocks),
         alignment=aligned,
         is_simulated=registration.is_simulated,
@@ -226,7 +226,7 @@ def _means(block: Block, rules: ExclusionRules, block_iterations: int, lag_s: fl
 
 def _arm_result(arm: str, rounds: Sequence[Mapping[str, _BlockMeans]], blocks: Sequence[Block]) -> ArmResult:
     def of(values: Mapping[str, _BlockMeans], name: str) -> dict[str, float]:
-        found = {key: getattr(own, name) for key, own in values.items()}
+        found = {key: getattr(mean, name) for key, mean in values.items()}
         return {key: value for key, value in found.items() if value is not None}
 
     energies = log_ratios([of(values, "gpu_energy_j") for values in rounds], arm)

@@ -368,7 +368,7 @@ def _window_begin_ns(model: DeviceParameters, state: GpuState) -> int:
 
 
 def _next_sampling_ns(model: DeviceParameters, state: GpuState) -> int:
-    """Return the next begin or end of the part-time sensor's window."""
+    """Return the next start or end of the part-time sensor's window."""
     begin_ns = _window_begin_ns(model, state)
     return (
         begin_ns if begin_ns > state.updated_ns else state.shown_energy_at_ns + round(model.energy_update_s * _NS_PER_S)

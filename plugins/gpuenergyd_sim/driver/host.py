@@ -182,7 +182,7 @@ class SimulatedHost(SimulatedGpus):
     def hold(self, gpu_uuid: str, *, poll_s: float = 0.002, sleep: Callable[[float], None] = time.sleep) -> None:
         """Wait until the running instruction has ended.
 
-        The clock may change meanwhile. Even at the maximum clock, the work cannot end before
+        The clock may change during the work. Even at the maximum clock, the work cannot end before
         remaining * clock / maximum, so the method sleeps that long at once: a few checks per instruction.
         """
         index = self._at(gpu_uuid)

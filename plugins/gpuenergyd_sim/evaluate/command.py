@@ -93,15 +93,15 @@ def _print_table(pipeline: str, full_speed: "Achieved", results: "Sequence[Polic
     for title in ("energy", "saving", "time", "slowdown", "regret", "overall saving"):
         table.add_column(title, justify="right")
     table.add_row("full speed", f"{full_speed.energy_j:.1f} J", "", f"{full_speed.iteration_time_s:.4f} s")
-    for own in results:
+    for result in results:
         table.add_row(
-            own.policy,
-            f"{own.energy_j:.1f} J",
-            _percent(own.saving_ratio),
-            f"{own.iteration_time_s:.4f} s",
-            _percent(own.slowdown_ratio),
-            _percent(own.regret_ratio),
-            _percent(own.total_saving_ratio),
+            result.policy,
+            f"{result.energy_j:.1f} J",
+            _percent(result.saving_ratio),
+            f"{result.iteration_time_s:.4f} s",
+            _percent(result.slowdown_ratio),
+            _percent(result.regret_ratio),
+            _percent(result.total_saving_ratio),
         )
     console = people_console()
     console.print(pipeline)

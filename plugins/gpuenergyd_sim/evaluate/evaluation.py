@@ -115,7 +115,7 @@ def _achieved(run: VirtualTraining) -> Achieved:
         if isinstance(command, SendPlan) and command.num_iterations is not None
         for k in range(command.num_iterations)
     }
-    last = [own for index, own in enumerate(run.history) if index not in in_blocks][-NUM_MEASURED:]
+    last = [iteration for index, iteration in enumerate(run.history) if index not in in_blocks][-NUM_MEASURED:]
     return Achieved(
         energy_j=fmean(energy_j for _, energy_j, _ in last),
         iteration_time_s=fmean(time_s for time_s, _, _ in last),

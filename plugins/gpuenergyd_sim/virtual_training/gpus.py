@@ -71,7 +71,7 @@ class VirtualGpus(ABC):
         self.clock_now = dict.fromkeys(ranks, top_mhz)
         self.ceilings = dict.fromkeys(ranks, top_mhz)
         self.power_limits: list[tuple[int, dict[int, float]]] = []
-        """Each with the first iteration in which it holds."""
+        """Power limits by rank, each set with the first iteration in which it holds."""
         self.profiles: list[tuple[int, dict[int, int]]] = []
         self._free_s: dict[int, float] = {}
         self._last_total_j = dict(self.total_j)
@@ -107,7 +107,7 @@ class VirtualGpus(ABC):
         return min(ceiling, fitting[0] if fitting else self.clocks_mhz[-1])
 
     def _profile_factors(self, r: int) -> tuple[float, float]:
-        profiles = [own for apply_at, own in self.profiles if apply_at <= self.iteration_index]
+        profiles = [profile for apply_at, profile in self.profiles if apply_at <= self.iteration_index]
         return self.power_profiles.get(profiles[-1].get(r, -1), (1.0, 1.0)) if profiles else (1.0, 1.0)
 
     def _clock_at(self, r: int, at_s: float) -> int:

@@ -77,7 +77,7 @@ class TrueJob:
     def profile(self) -> PipelineProfile:
         """Return the true times and energies, without measurement errors."""
         clocks_mhz = [clock for clock in self.clocks_mhz if clock >= LOWEST_RATIO * self.clocks_mhz[0]]
-        work = {InstructionClass(rank, kind): own for (rank, kind), own in self.work.items()}
+        work = {InstructionClass(rank, kind): work for (rank, kind), work in self.work.items()}
         waiting_w = blocking_power_w(self.model, self.model.max_sm_clock_mhz)
         return exact_profile(work, clocks_mhz, blocking_power_w=waiting_w)
 

@@ -157,8 +157,10 @@ class VirtualTraining(VirtualGpus):
                     observation, spans = observe_iteration(
                         ranks=command.ranks,
                         graph=self.job.graph_under(command.plan_id),
-                        clocks={r: stage_clocks([own] * self.num_stage_ranks) for r, own in self.clocks.items()},
-                        counters={r: stage_energy([own] * self.num_stage_ranks) for r, own in self.counters.items()},
+                        clocks={r: stage_clocks([clocks] * self.num_stage_ranks) for r, clocks in self.clocks.items()},
+                        counters={
+                            r: stage_energy([energy] * self.num_stage_ranks) for r, energy in self.counters.items()
+                        },
                         plan_id=command.plan_id,
                         is_regular=command.is_regular,
                         has_replicas=self.has_replicas,
@@ -301,8 +303,8 @@ class VirtualTraining(VirtualGpus):
         begins_s = self._begins_s()
         self._free_s = dict(begins_s)
         changes = [
-            {change.instruction: [c for c in own if c.instruction == change.instruction] for change in own}
-            for own in self.changes
+            {change.instruction: [c for c in changes if c.instruction == change.instruction] for change in changes}
+            for changes in self.changes
         ]
         for v in self.graph.topological_order:
             instruction = self.graph.instructions[v]

@@ -20,12 +20,12 @@ class Work(Protocol):
         ...
 
     def power_w(self, sm_clock_mhz: int) -> float:
-        """Return what it draws at a clock."""
+        """Return the power of the work at a clock."""
         ...
 
 
 def actual_clock_mhz(work: Work | None, sm_clock_mhz: int) -> float:
-    """Return the clock at which a GPU runs: work at a power limit has a method of this name, by which it is lower."""
+    """Return the clock at which a GPU runs; work at a power limit has a method of this name, which lowers it."""
     limited: Callable[[int], float] | None = getattr(work, "actual_clock_mhz", None)
     return sm_clock_mhz if limited is None else limited(sm_clock_mhz)
 
@@ -49,7 +49,7 @@ class A100Work:
         return self.memory_time_s + self.compute_time_s * CLOCKS_MHZ[0] / sm_clock_mhz
 
     def power_w(self, sm_clock_mhz: int) -> float:
-        """Return what it draws at a clock."""
+        """Return the power of the work at a clock."""
         active_ratio = self.compute_time_s * CLOCKS_MHZ[0] / sm_clock_mhz / self.time_s(sm_clock_mhz)
         return a100_power_w(active_ratio * self.power_w_per_mhz, sm_clock_mhz)
 
@@ -87,7 +87,7 @@ class ModelWork:
         return instruction_time_s(self.model, self.work, self.actual_clock_mhz(sm_clock_mhz))
 
     def power_w(self, sm_clock_mhz: int) -> float:
-        """Return what it draws at a clock."""
+        """Return the power of the work at a clock."""
         return working_power_w(self.model, self.work, self.actual_clock_mhz(sm_clock_mhz))
 
 
@@ -96,8 +96,8 @@ def exact_profile(
 ) -> PipelineProfile:
     """Return the true times and energies of instructions at some clocks, in the form that planners use."""
     classes = {}
-    for key, own in work.items():
-        times_s = {clock: own.time_s(clock) for clock in clocks_mhz}
-        options = [ClockOption(clock, time_s, time_s * own.power_w(clock)) for clock, time_s in times_s.items()]
+    for key, curve in work.items():
+        times_s = {clock: curve.time_s(clock) for clock in clocks_mhz}
+        options = [ClockOption(clock, time_s, time_s * curve.power_w(clock)) for clock, time_s in times_s.items()]
         classes[key] = instruction_profile(options, where=str(key))
     return PipelineProfile(classes, blocking_power_w)

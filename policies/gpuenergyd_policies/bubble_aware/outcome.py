@@ -122,7 +122,7 @@ class PlanOutcome:
 
     @property
     def is_far_late(self) -> bool:
-        """Whether the plan is so late that waiting for more of its iterations would cost more than it tells."""
+        """Whether the plan is so late that waiting for more of its iterations would cost more than they can show."""
         if not self.measured_s:
             return False
         return self.late_s > TUNING.far_late_ratio * self.target_s + 2 * self._noise_s

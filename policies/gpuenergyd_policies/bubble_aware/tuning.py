@@ -15,7 +15,7 @@ class Tuning:
     max_segments: tuple[int, ...] = (4, 8, 12)
     """Clock segments per rank and iteration: limits to evaluate, in addition to a plan without a limit."""
     max_segments_of_priced_calls: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16)
-    """The same where each call stops the work of its GPU, or clocks may take effect far too late."""
+    """`max_segments` where each call stops the work of its GPU, or clocks may take effect far too late."""
     max_expected_late_ratio: float = 0.006
     """Time that rare long latencies of a plan's raises may cost on average, as a share of the iteration time."""
     price_of_lateness: float = 3.0
@@ -91,7 +91,7 @@ class Tuning:
     order_finalists: int = 3
     """Orders that are solved on the observed graph, besides the split in place."""
     flat_order_finalists: int = 8
-    """The same where the flattest plan is wanted: of many orders of nearly the same energy, some swing less."""
+    """`order_finalists` if the flattest plan is wanted: of many orders of nearly equal energy, some swing less."""
     memory_margin_ratio: float = 0.05
     """Share of a GPU's memory that other orders leave free: allocators fragment, and programs vary."""
     order_retry_iterations: int = 64
@@ -105,7 +105,7 @@ class Tuning:
     """Excess of split backwards of one rank over their usual time that ends the order at once."""
 
     new_latency_ratio: float = 0.25
-    """A switch latency that changes by more of itself needs a new plan: lead times are too short or waste energy."""
+    """Relative change of a switch latency that needs a new plan: lead times are then too short or waste energy."""
     min_iterations_to_evaluate: int = 4
     """Iterations of a plan, or of a trial of split backwards, before what they measure counts."""
     tighten_above_ratio: float = 0.003

@@ -26,7 +26,7 @@ from gpuenergyd_policies.learning.sizes import Factors
 COMMON_ERROR_RATIO = 0.003
 """Of one instruction's time, and of the mean of any number of times or energies: iterations have errors in common."""
 _MIN_SHARE_RATIO = 0.03
-"""Shares of an instruction's time below this tell nothing of their clocks: their progress is that of the prior."""
+"""Shares of an instruction's time below this say nothing about their clocks: the prior supplies their progress."""
 _ENERGY_NOISE_RATIO = 0.02
 _MIN_FOR_NOISE = 4
 """Iterations under one plan from which their powers tell the noise of energies."""

@@ -73,7 +73,7 @@ class TimeSeen:
     sigma_ratio: float
     calls: tuple[CallSeen, ...] = ()
     short_shares: tuple[tuple[int, float], ...] = ()
-    """The same for clocks at which so little time was spent that it tells nothing of them."""
+    """`shares` of clocks at which too little time was spent to learn anything about them."""
 
     @property
     def clocks_mhz(self) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ def _kind_of(calls: Sequence[CallSeen]) -> CallKind:
 
 
 TimeRow = tuple[InstructionClass, tuple[int, ...], CallKind]
-"""Class, clocks, and how clocks were set meanwhile."""
+"""Class, clocks, and the way clocks were being set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +165,12 @@ class TimeRows:
     spent: FloatArray
     """Time at each point, as a share of the class's time at full speed."""
     variances: FloatArray
-    """Of the relative error of each row."""
+    """Variance of the relative error of each row."""
     short_points: tuple[tuple[int, float], ...]
     short: FloatArray
-    """The same as `points` and `spent` for clocks at which little time was spent."""
+    """`points` and `spent` for clocks at which little time was spent."""
     call_points: tuple[tuple[int, float], ...]
-    """The same for the columns of `calls_from` and `calls_to`."""
+    """(class index, clock in MHz) of each column of `calls_from` and `calls_to`."""
     calls_from: FloatArray
     """Calls per instruction that find the GPU at each point."""
     calls_to: FloatArray

@@ -2,7 +2,7 @@
 
 Published tables show both: repeated measurements scatter by 0.1 %, and a few clocks are 1 to 3 % off the curve through
 their neighbours, which a Gaussian would bend towards them. So these deviations have Student's t distribution: each has
-a variance of its own, known only as far as its measurements tell (expectation maximization).
+a variance of its own, learned only from its measurements (expectation maximization).
 """
 
 from collections.abc import Sequence

@@ -47,7 +47,7 @@ __all__ = (
 )
 
 ROUGH_TOLERANCE = 1e-2
-"""Thinning tolerance of the first sweep, which finds T* approximately."""
+"""Thinning tolerance of the first sweep, which finds T* (the time of least energy) approximately."""
 LARGE_POINTS = 16
 """Number of points on the frontier of a large pipeline."""
 NEIGHBOURS = 2
@@ -291,12 +291,12 @@ def _solve_large(problem: PlanningProblem, deadline_s: float, *, forced: bool, e
 
 
 def _least_energy_time_s(problem: PlanningProblem, found: AveragedPrices) -> float:
-    """Return T* from prices for a deadline beyond it."""
+    """Return T*, the time of least energy, from the prices of a later deadline."""
     return max(problem.min_time_s, makespan_s(problem.graph, found.durations_s.tolist()))
 
 
 def _large_frontier(problem: PlanningProblem, num_points: int) -> Frontier:
-    """Return the frontier of a large pipeline up to T*, with few points."""
+    """Return the frontier of a large pipeline up to T* (least energy), with few points."""
     roughly = FlowAveraging(problem, problem.slowest_time_s, forced=False).prices(QUICK_STEPS)
     least_s = _least_energy_time_s(problem, roughly)
     num_points = min(num_points, LARGE_POINTS)
@@ -323,7 +323,7 @@ def _spread_deadlines_s(problem: PlanningProblem, num_points: int, *, until_slow
 def _frontier(
     problem: PlanningProblem, sweep: Sweep, deadlines_s: FloatArray, *, first_row: int = 0, until_slowest: bool
 ) -> Frontier:
-    """Return the frontier with plans at these deadlines, which are the sweep's last rows, and at T*."""
+    """Return the frontier with plans at these deadlines (the sweep's last rows) and at T*, the time of least energy."""
     least_s = max(problem.min_time_s, sweep.min_energy_time_s)
     idle_w = problem.tables.idle_power_w
     deadlines_s = np.append(deadlines_s, least_s)

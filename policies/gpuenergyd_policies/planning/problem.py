@@ -53,7 +53,7 @@ class Effort(IntEnum):
     """All candidates, then refinement window by window, with small windows in large pipelines of many stages; for a job
     that waits for its plan."""
     FULL = 4
-    """As PROMPT but without limiting time; for plans made offline."""
+    """Like PROMPT, but without a time limit; for plans made offline."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class PlanningProblem:
         return replace(self, thin_tolerance=tolerance_ratio)
 
     def sweep(self, deadlines_s: FloatArray, *, stop_early: bool) -> Sweep:
-        """Return optimal flows and durations at these deadlines, and at T* as the last row."""
+        """Return optimal flows and durations at these deadlines and, in the last row, at T* (least energy)."""
         return sweep_frontier(
             self.network,
             deadlines_s,
@@ -119,11 +119,11 @@ class PlanningProblem:
         return cost_j + self.tables.idle_power_w * end_s
 
     def is_beyond_least_energy(self, sweep: Sweep, row: int) -> bool:
-        """Return whether a snapshot lies beyond T*, where slowing down only pays if the wait is forced."""
+        """Return whether a snapshot is later than T* (least energy): more slowdown pays only if waits are forced."""
         return float(sweep.snapshot_prices_w[row]) < self.tables.idle_power_w - PRICE_ROUNDING_W
 
     def up_to_least_energy(self, sweep: Sweep, row: int, deadline_s: float) -> tuple[int, float]:
-        """Return the row and deadline of a plan that need not wait: those of T* for a deadline beyond it."""
+        """Return row and deadline of a plan without forced waits: those of T* (least energy) if that is earlier."""
         if not self.is_beyond_least_energy(sweep, row):
             return row, deadline_s
         return len(sweep.durations_s) - 1, min(deadline_s, max(self.min_time_s, sweep.min_energy_time_s))

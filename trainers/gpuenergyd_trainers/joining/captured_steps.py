@@ -1,6 +1,6 @@
 """Training steps that a program captures in a graph and replays: each replay counts as the step that was captured.
 
-While a step is captured, the begins and ends of its instructions become event nodes of the graph; we add nothing else
+While a step is captured, the starts and ends of its instructions become event nodes of the graph; we add nothing else
 to it. A replay runs no Python code, so the times of these nodes replace the marks of the adapters, and one timetable
 per replay replaces the clock requests.
 """

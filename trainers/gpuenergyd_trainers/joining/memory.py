@@ -34,7 +34,7 @@ class CudaMemory:
         return int(self._cuda.memory_allocated(self._device))
 
     def free_bytes(self) -> int:
-        """Return what no process has reserved, plus what this process has reserved beyond the peak of its tensors."""
+        """Return the memory that no process has reserved, plus what this process has beyond its tensors' peak."""
         unreserved_bytes, _ = self._cuda.mem_get_info(self._device)
         reserved_bytes = self._cuda.memory_reserved(self._device)
         return int(unreserved_bytes + max(0, reserved_bytes - self._cuda.max_memory_allocated(self._device)))

@@ -1,6 +1,6 @@
 """Experiments of a job: what a plan may cost until it can be replaced, and whether the time account can pay for it.
 
-A plan is an experiment until its own iterations have shown that it costs no more time than the account earns meanwhile.
+A plan is an experiment until its own iterations have shown that it costs no more time than the account earns with it.
 Until then its cost is bounded by the worst case of its clocks (`core/measurement/worst_case.py`) for the iterations
 needed to replace it. If the account cannot pay that, the plan runs for just enough iterations to measure its cost,
 followed by full speed. Every trial does so too. If even that is too much, the job waits at full speed.
@@ -145,7 +145,7 @@ class Experiments:
 
         Clocks take effect late, and energy is only known when the counters have new values.
         """
-        latency_s = max(own.switch_latency_s for own in self.ranks.gpus.values())
+        latency_s = max(gpu.switch_latency_s for gpu in self.ranks.gpus.values())
         least = self.rules.experiment_iterations + round(latency_s / baseline.iteration_time_s)
         period_s = self.knowledge.iterations.typical(_counter_period_s)
         settling = max(0, round(period_s / baseline.iteration_time_s) - 1)
@@ -221,9 +221,9 @@ class Experiments:
         if len(newest) < _SHOWN_BY:
             return extra_s
         if self.ranks.has_waits and (at_full_speed := self.knowledge.full_speed()[-_NEWEST:]):
-            full_s = max(median(_time_s(own) for own in at_full_speed), _given_pace_s(target))
+            full_s = max(median(_time_s(iteration) for iteration in at_full_speed), _given_pace_s(target))
         chance_s = _UPPER_SIGMAS * baseline.iteration_sigma_s / math.sqrt(len(newest))
-        return max(0.0, fmean(_time_s(own) - own.waited_s for own in newest) + chance_s - full_s)
+        return max(0.0, fmean(_time_s(iteration) - iteration.waited_s for iteration in newest) + chance_s - full_s)
 
     def _earned_s(self, baseline: BaselineView, target: PerformanceTarget) -> float:
         """Return the time that the account earns per iteration."""
@@ -231,7 +231,7 @@ class Experiments:
         return full_s * self.account.earned_ratio(target.own.permitted_ratio(full_s))
 
     def _typical_time_s(self) -> float:
-        return self.knowledge.iterations.typical(lambda own: own.iteration_time_s)
+        return self.knowledge.iterations.typical(lambda iteration: iteration.iteration_time_s)
 
     def _worst_case(self, iteration_time_s: float) -> WorstCase:
         return WorstCase(self.ranks.graph, self._times, rank_speeds(self.ranks), iteration_time_s)
@@ -256,7 +256,7 @@ def _time_s(observation: IterationObservation) -> float:
 
 
 def _counter_period_s(observation: IterationObservation) -> float | None:
-    return max((own.counter_period_s for own in observation.ranks if own.counter_period_s is not None), default=None)
+    return max((rank.counter_period_s for rank in observation.ranks if rank.counter_period_s is not None), default=None)
 
 
 def _given_pace_s(target: PerformanceTarget) -> float:
@@ -264,6 +264,6 @@ def _given_pace_s(target: PerformanceTarget) -> float:
 
 
 def _most_s(num_iterations: int, extra_s: float, earned_s: float, sigma_s: float) -> float:
-    """Return the maximum total cost of iterations that cost `extra_s` each, less what is earned meanwhile."""
+    """Return the maximum total cost of iterations that cost `extra_s` each, less what the account earns during them."""
     net_s = num_iterations * (extra_s - earned_s)
     return max(0.0, net_s + _UPPER_SIGMAS * sigma_s * math.sqrt(num_iterations)) if extra_s > earned_s else 0.0

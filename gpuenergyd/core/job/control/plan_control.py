@@ -37,7 +37,7 @@ class FullSpeedBlocks:
 
     rules: JobRules
     num_tuned_iterations: int = 0
-    """Since the last proof block was sent, or since trials last started over."""
+    """Tuned iterations since the last proof block was sent, or since trials last started over."""
     num_proof_iterations: int = 0
     is_relieved: bool = False
     _distance: float = field(init=False)
@@ -222,7 +222,7 @@ class PlanControl:
         self.experiments.observe(record.observation, record.purpose, baseline, self.evaluated_for(target))
         if not self.experiments.is_open or record.observation.plan_id != plan_id:
             return ()
-        if sum(own.plan_id == plan_id for own in self.knowledge.iterations.kept) < _SEEN_ITERATIONS:
+        if sum(iteration.plan_id == plan_id for iteration in self.knowledge.iterations.kept) < _SEEN_ITERATIONS:
             return ()
         send = self._send(self._full_speed_block("until the next experiment"))
         self.experiments.ends_at, self.experiments.is_open = send.apply_at_iteration, False

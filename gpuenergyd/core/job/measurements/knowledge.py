@@ -23,7 +23,7 @@ from gpuenergyd.core.policy_api.policy import BaselineView, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 
 _MOST_KEPT = 1024
-"""About forty brackets."""
+"""Maximum number of kept iterations: about forty brackets."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class ComparedIterations:
         if not is_tuned and is_first_of_plan:  # clocks are still rising
             return
         if is_tuned is not self._is_tuned:
-            self._kept += [(own, not is_tuned) for own in self._newest]
+            self._kept += [(iteration, not is_tuned) for iteration in self._newest]
             self._newest.clear()
             self._is_tuned, self._num_first = is_tuned, 0
         light = replace(observation, instruction_samples=())
@@ -69,8 +69,8 @@ class ComparedIterations:
 
     def keep(self, is_kept: Callable[[IterationObservation], bool]) -> None:
         """Drop all iterations except those for which `is_kept` is true."""
-        self._kept = [(own, is_tuned) for own, is_tuned in self._kept if is_kept(own)]
-        newest = [own for own in self._newest if is_kept(own)]
+        self._kept = [(iteration, is_tuned) for iteration, is_tuned in self._kept if is_kept(iteration)]
+        newest = [iteration for iteration in self._newest if is_kept(iteration)]
         self._newest.clear()
         self._newest.extend(newest)
 
@@ -81,10 +81,10 @@ class ComparedIterations:
 
     def saving(self, *, until: int | None = None) -> MeasuredSaving | None:
         """Return the measured saving of the iterations before `until`; None while there are too few."""
-        everything = [*self._kept, *((own, self._is_tuned is True) for own in self._newest)]
-        counted = [(own, is_tuned) for own, is_tuned in everything if until is None or own.iteration_index < until]
+        everything = [*self._kept, *((newest, self._is_tuned is True) for newest in self._newest)]
+        counted = [(o, is_tuned) for o, is_tuned in everything if until is None or o.iteration_index < until]
         return measured_saving(
-            [own for own, is_tuned in counted if not is_tuned], [own for own, is_tuned in counted if is_tuned]
+            [o for o, is_tuned in counted if not is_tuned], [o for o, is_tuned in counted if is_tuned]
         )
 
 
@@ -116,7 +116,7 @@ class PlanMeasurement:
 
     num_iterations: int
     iteration_time_s: float | None
-    """Median over the newest iterations, as is `energy_j`."""
+    """Median over the newest iterations, like `energy_j`."""
     energy_j: float | None
 
 

@@ -19,7 +19,7 @@ def measured_frontier(view: JobView) -> tuple[FrontierPoint, ...]:
     for seen in view.observations:
         if seen.is_regular and seen.plan_id is not None and seen.energy_j is not None:
             by_plan.setdefault(seen.plan_id, []).append(seen)
-    points = [point for own in by_plan.values() if (point := _point(own)) is not None]
+    points = [point for iterations in by_plan.values() if (point := _point(iterations)) is not None]
     if view.baseline.energy_j is not None:
         points.append(FrontierPoint(view.baseline.iteration_time_s, view.baseline.energy_j, None))
     return tuple(sorted(points, key=lambda point: point.iteration_time_s))

@@ -143,7 +143,7 @@ class RankReports:
         whole = self.add(report, ranks.orders, plans.id_of, counts_from=counts_from, plan_orders=plans.orders_of)
         if whole is None:
             return None
-        costs_s = [own.client_cost_s for own in whole.ranks if own.client_cost_s is not None]
+        costs_s = [rank.client_cost_s for rank in whole.ranks if rank.client_cost_s is not None]
         if costs_s and account is not None:  # the slowest rank makes all of them as slow
             account.add_client_cost(whole.iteration_index, max(costs_s))
         is_set = not (plans.is_settling(whole.iteration_index) or self.cut.touches(whole.iteration_index))

@@ -87,7 +87,7 @@ class SavingEstimate:
     baseline_time_s: float
     baseline_energy_j: float | None
     iteration_time_s: float | None
-    """Median under tuned plans, as is `energy_j`; None if there is no such iteration."""
+    """Median under tuned plans, like `energy_j`; None if there is no such iteration."""
     energy_j: float | None
     saving: MeasuredSaving | None
 
@@ -118,7 +118,7 @@ def saving_between(
     """
     in_time = complete_brackets(_log_times(full_speed), _log_times(tuned))
     in_energy = complete_brackets(_log_energies(full_speed), _log_energies(tuned))
-    void = {b.block[0].first_index for own in (in_time, in_energy) for b in own if b.is_void(scatter(own))}
+    void = {b.block[0].first_index for kind in (in_time, in_energy) for b in kind if b.is_void(scatter(kind))}
     times = _mean_effect([b for b in in_time if b.block[0].first_index not in void])
     energies = _mean_effect([b for b in in_energy if b.block[0].first_index not in void], hidden_energy_error)
     if times is None:

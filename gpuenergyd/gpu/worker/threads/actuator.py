@@ -32,14 +32,14 @@ class _Slot:
     """The pending requests, and our lock; None where none is known to be ours or a call is in progress.
 
     `num_invalidations` counts the restores, drops and driver reloads that ended our lock: a call that was in progress
-    meanwhile must not declare its lock to be in force.
+    at the time must not declare its lock to be in force.
     """
 
     clocks_mhz: tuple[int, ...]
-    """Those up to the lock of another program, if there is one."""
+    """Clocks that may be set: all supported ones, up to the lock of another program if there is one."""
     now: ClockRequest | None = None
     later: deque[ClockRequest] = field(default_factory=deque)
-    """In order of their instants."""
+    """Later requests, in order of their instants."""
     lock: ClockLock | None = None
     num_invalidations: int = 0
     is_failing: bool = False
@@ -194,7 +194,7 @@ class Actuator(DriverThread):
             return lock is None or request.sm_clock_mhz <= lock.sm_clock_mhz, request.sent_mono_ns
 
     def _apply_in_turn(self) -> None:
-        """Apply the newest request when it is this GPU's turn, unless a task came up meanwhile."""
+        """Apply the newest request when it is this GPU's turn, unless a task has come up by then."""
         with self._turns.turn(self._uuid, self._urgency):
             with self._wakeup:
                 if self._tasks or self._slot.now is None:

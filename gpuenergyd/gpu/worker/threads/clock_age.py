@@ -27,7 +27,7 @@ _LEAST_AGE_NS = 45_000_000
 _NUM_SHORT = 3
 """Times between changes of power that are shorter than that, from which it is known not to be kept."""
 _WIDEST_RATIO = 0.15
-"""Of a time between changes: how inexact it may be."""
+"""Largest relative error of a time between two changes that is used."""
 _NUM_ALIKE, _NUM_ALIKE_IF_BUSY = 6, 16
 """Times between changes, as long as the shortest, that show for how long a value is kept."""
 _TIGHT_RATIO, _NUM_TIGHT = 0.06, 3
@@ -35,10 +35,10 @@ _TIGHT_RATIO, _NUM_TIGHT = 0.06, 3
 _ALIKE_RATIO = 0.07
 """How far a time may be from a multiple of the age, for each age in it."""
 _LEAST_SHARE = 0.25
-"""Of all times between changes, those that must be alike: now and then power is the same after a refresh."""
+"""Share of all times between changes that must be alike: now and then a refresh shows the same power."""
 _MAX_TIMES = 30
 _LEAST_AGE_RATIO = 0.93
-"""Of the age: how soon a refresh may follow the one before."""
+"""Shortest time between two refreshes, as a share of the age."""
 _CLOSE_RATIO = 0.7
 _NUM_CLOSE = 2
 """Changes of a clock closer than that part of the age, which contradict it."""
@@ -52,7 +52,7 @@ at chance instants this happens once in two million times."""
 _LOOKS_PER_AGE = 24
 _FIRST_LOOK_RATIO = 0.6
 GOLDEN_RATIO = 0.618034
-"""Its multiples' fractions spread evenly, however many there are."""
+"""Fractions of its multiples are spread evenly, however many there are."""
 
 Bounds = tuple[int, int]
 """The shortest and the longest time, or the earliest and the latest instant."""
@@ -60,7 +60,7 @@ Bounds = tuple[int, int]
 
 @dataclass(slots=True)
 class _Changes:
-    """One value, and the bounds of its newest change: the begin of the reading before, the end of the one after it."""
+    """One value, and the bounds of its newest change: the start of the reading before, the end of the one after it."""
 
     value: float | None = None
     read_ns: int = 0
@@ -91,16 +91,16 @@ class ClockAge:
     _clock: _Changes = field(default_factory=_Changes)
     _is_known: bool = False
     _burst_begin_ns: int = 0
-    """0 between two bursts."""
+    """Begin of the present burst of readings; 0 between two bursts."""
     _repeat_ns: int = _FIRST_REPEAT_NS
     _times_ns: deque[Bounds] = field(default_factory=lambda: deque(maxlen=_MAX_TIMES))
-    """Between changes of power."""
+    """Bounds of the times between changes of power."""
     _refreshed_ns: Bounds = (0, 0)
-    """Of the refresh that the last reading of the clock shows."""
+    """Bounds of the instant of the refresh that the last reading of the clock shows."""
     _followed_ns: int = 0
     _num_close: int = 0
     _shown_ns: dict[tuple[int | None, int], tuple[int, int]] = field(default_factory=dict)
-    """By clock before and clock requested: when the last such change was called for, and after which time it showed."""
+    """When the last change between two clocks was called for, and after what time it showed, by old and new clock."""
     _num_equal: int = 0
     _num_first_looks: int = 0
 
@@ -189,14 +189,14 @@ class ClockAge:
         if sum(longest_ns < _LEAST_AGE_NS for _, longest_ns in self._times_ns) >= _NUM_SHORT:
             self._is_known = True
             return
-        exact = [own for own in self._times_ns if own[1] - own[0] < _WIDEST_RATIO * own[1]]
+        exact = [bounds for bounds in self._times_ns if bounds[1] - bounds[0] < _WIDEST_RATIO * bounds[1]]
         shortest_ns = min((longest_ns for _, longest_ns in exact), default=0)
-        alike = [own for own in exact if own[0] <= (1 + _ALIKE_RATIO) * shortest_ns]
-        is_tight = sum(own[1] - own[0] < _TIGHT_RATIO * own[1] for own in alike) >= _NUM_TIGHT
+        alike = [bounds for bounds in exact if bounds[0] <= (1 + _ALIKE_RATIO) * shortest_ns]
+        is_tight = sum(bounds[1] - bounds[0] < _TIGHT_RATIO * bounds[1] for bounds in alike) >= _NUM_TIGHT
         if len(alike) < max(_NUM_ALIKE if is_tight else _NUM_ALIKE_IF_BUSY, _LEAST_SHARE * len(exact)):
             return
-        period_ns = median(sum(own) / 2 for own in alike)
-        if all(_is_multiple(sum(own) / 2, period_ns) for own in exact):
+        period_ns = median(sum(bounds) / 2 for bounds in alike)
+        if all(_is_multiple(sum(bounds) / 2, period_ns) for bounds in exact):
             self.age_ns, self._is_known = shortest_ns, True
 
 

@@ -1,6 +1,6 @@
 """Settling time of clock changes: the driver does not report it, so the GPU is read until it shows the new clock.
 
-The effect is between the begin of the last reading with the old clock and the end of the first with the new one, so
+The effect is between the start of the last reading with the old clock and the end of the first with the new one, so
 that a thread that is suspended within a reading widens the bracket but does not falsify it. Readings come every
 millisecond at first, then at a fixed fraction of the time that has passed: a slow GPU is not read more often than a
 quick one, and the relative uncertainty is constant.
@@ -35,9 +35,9 @@ class EffectWatch:
     _change: ClockChangeReport | None = None
     _was_at_mhz: int | None = None
     _read_mhz: int | None = None
-    """As last read."""
+    """Clock of the newest reading."""
     _before_mhz: int | None = None
-    """As last read before the change."""
+    """Clock of the last reading before the change."""
     _locked_mhz: int | None = None
     _was_idle: bool = False
     _was_pending: bool = False
@@ -98,7 +98,7 @@ class EffectWatch:
 
 
 def _shows_replaced(reading: GpuReading, change: ClockChangeReport, locked_mhz: int | None) -> bool:
-    """Return whether a reading shows that the change before, which had not been seen, took effect meanwhile."""
+    """Return whether a reading shows that the change before, which had not been seen, has taken effect by now."""
     return reading.sm_clock_mhz == locked_mhz not in {change.previous_sm_clock_mhz, change.requested_sm_clock_mhz}
 
 

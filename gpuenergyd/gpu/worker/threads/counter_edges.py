@@ -41,7 +41,7 @@ _SPAN_TO_CALL = 60
 _MAX_READS_PER_PERIOD = 1.5
 """A counter whose period is at most this many intervals between readings is fast."""
 _MAX_UNCHANGED = 8
-"""Readings of a fast counter without a change, after which its period is learned anew."""
+"""Readings of a fast counter without a change, after which its period is learned again."""
 
 
 @dataclass(slots=True)
@@ -64,9 +64,9 @@ class EnergyEdges:
     _last_read_ns: int = 0
     _since_ns: int = 0
     _again_ns: int = 0
-    """Instant at which learning begins anew if the period is not known by then."""
+    """Instant at which learning starts over if the period is not known by then."""
     _num_changes: int = 0
-    """Since learning began, dated or not."""
+    """Number of updates seen since learning began, dated or not."""
     _seen_ns: tuple[int, ...] = ()
     _grid_ns: int = 0
     _anchor_ns: int = 0

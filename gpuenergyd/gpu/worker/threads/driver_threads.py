@@ -17,7 +17,7 @@ from gpuenergyd.gpu.worker.threads.driver_turns import DriverTurns
 from gpuenergyd.gpu.worker.threads.sampler import Sampler
 
 _LONG_READING_S = 0.5
-"""Far above the 0.02 s of the slowest readings known; the other GPUs are not read meanwhile."""
+"""Far above the 0.02 s of the slowest readings known; no other GPU is read while one takes so long."""
 _LONG_CHANGE_S = 1.5
 """Far above the 0.03 s of the slowest changes known: a request for several GPUs does not wait for this one."""
 
@@ -28,9 +28,9 @@ class CallState(Enum):
     LONG = auto()
     """A change takes long: reported again and again."""
     HANGING = auto()
-    """It does not return: the GPU is wedged."""
+    """The driver call does not return: the GPU is wedged."""
     RETURNED = auto()
-    """It returned after all."""
+    """The call returned after all."""
 
 
 class DriverThreads:
@@ -89,7 +89,7 @@ class DriverThreads:
 
     def is_changing(self) -> bool:
         """Return whether an actuator has something left to do, and is not in a call that takes long."""
-        return any(own.is_running and not self.takes_long(uuid) for uuid, own in self._actuators.items())
+        return any(actuator.is_running and not self.takes_long(uuid) for uuid, actuator in self._actuators.items())
 
     def takes_long(self, gpu_uuid: str) -> bool:
         """Return whether a GPU's actuator is in a call that takes long, so that nobody should wait for it."""

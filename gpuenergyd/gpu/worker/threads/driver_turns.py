@@ -17,7 +17,7 @@ _CALLS_KEPT = 64
 """More than one request can wait for: each GPU has at most one call between two of another GPU."""
 
 Urgency = tuple[bool, int]
-"""Whether it may wait (no raise), and the instant for which it was requested; the least goes first."""
+"""Whether a request may wait (it is no raise), and the instant for which it was made; the least goes first."""
 
 
 @dataclass(frozen=True, slots=True)

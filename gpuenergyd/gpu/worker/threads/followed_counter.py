@@ -24,11 +24,11 @@ class FollowedCounter:
     """Duration of the last call that read the energy counter alone."""
     num_resets: int = 0
     edges: EnergyEdges = field(default_factory=EnergyEdges)
-    """Follows a counter that costs little."""
+    """Follows a counter that is cheap to read."""
     learner: GridLearner | None = None
-    """Learns the grid of a costly one."""
+    """Learns the update times of a counter that is costly to read."""
     predicted: PredictedEdges | None = None
-    """Follows a costly one whose grid is known."""
+    """Follows a costly counter whose update times are known."""
     _num_costly: int = 0
 
     @property
@@ -76,7 +76,7 @@ class FollowedCounter:
             self.learner = GridLearner(now_ns + _POSTPONED_NS)
 
     def forget(self, now_ns: int) -> None:
-        """Learn anew when the counter is updated."""
+        """Learn again when the counter is updated."""
         if self.is_read_apart:
             self.learner, self.predicted = GridLearner(now_ns), None
         self.edges = EnergyEdges()

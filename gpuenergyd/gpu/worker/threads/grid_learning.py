@@ -1,6 +1,6 @@
 """The grid of an energy counter that costs much to read, found by reading it for about a second.
 
-Each change of value between two readings that follow one another bounds an update: it came after the begin of the first
+Each change of value between two readings that follow one another bounds an update: it came after the start of the first
 and before the end of the second. On a busy host calls are interrupted and these bounds are wide, but a grid must fit
 all of them. Updates are numbered by the median of the times between them, which is one period, or a few where updates
 were missed; the fewest that agree with all bounds are taken.
@@ -85,8 +85,8 @@ def _grid(updates: list[Bounds]) -> PredictedEdges | None:
         shortest_ns, longest_ns = _period_bounds(updates, numbers)
         if shortest_ns > longest_ns or longest_ns < _SHORTEST_PERIOD_NS:
             continue
-        early_ns = max(own[0] - number * shortest_ns for own, number in zip(updates, numbers, strict=True))
-        late_ns = min(own[1] - number * longest_ns for own, number in zip(updates, numbers, strict=True))
+        early_ns = max(update[0] - number * shortest_ns for update, number in zip(updates, numbers, strict=True))
+        late_ns = min(update[1] - number * longest_ns for update, number in zip(updates, numbers, strict=True))
         width_ns = late_ns - early_ns + _SECOND_NS / shortest_ns * (longest_ns - shortest_ns)
         if late_ns - early_ns >= 0 and width_ns <= _MAX_WIDTH_RATIO * shortest_ns:
             return PredictedEdges(math.floor(early_ns), math.ceil(late_ns), shortest_ns, longest_ns)

@@ -7,7 +7,7 @@ one update, and of the period. A reading that shows the old value began before t
 after it. The bounds of the instant widen with those of the period, until they are confirmed: readings follow one
 another across a predicted update until the value has changed. The longer a grid has been followed the narrower are the
 bounds of its period, so that confirmations become rare, one in half a minute. A grid that is not where it is predicted
-is lost; then the period is learned anew.
+is lost; then the period is learned again.
 
 Readings cost a part of a core, whose share is limited: one a second is always made, more are made on request while the
 share is not used up.
@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 _DATE_EVERY_NS = 900_000_000
-"""With the wait for the next sample this is less than the daemon waits for the energy of an iteration, 1.3 s."""
+"""Time between dated updates; with the wait for a sample it is below the 1.3 s that the daemon waits for energy."""
 _AFTER_RATIO = 0.05
 """Part of a period after the last instant at which an update is expected, from which it is read: its value is fresh,
 and a long call ends before the next one."""
@@ -35,19 +35,19 @@ _MAX_MISSED = 3
 _MAX_WIDTH_RATIO = 0.7
 """Part of a period: with wider bounds nothing can be dated, and the grid is lost."""
 _LEAD_NS = 1_000_000
-"""Beyond the duration of a call: how long before the earliest expected instant a confirmation begins."""
+"""How long before the earliest expected instant a confirmation begins, in addition to the duration of a call."""
 UNEVEN_NS = 2_000_000
 """How far a single update may be from the grid."""
 _WIDENED_NS, _WIDENED_RATIO = 5_000_000, 0.005
-"""What is added to the bounds of instant and period after an update that did not come when expected."""
+"""Margins added to the bounds of instant and period after an update that did not come when expected."""
 _MAX_AVERAGED = 10
 """Confirmations whose mean is the likely instant of an update."""
 _EXTRA_PAUSE_NS = 150_000_000
 _MAX_CPU_RATIO = 0.0095
-"""Of a core for one counter's readings; extra ones are made while less is used."""
+"""Share of a core for one counter's readings; while less is used, extra readings are made."""
 _MAX_SAVED_NS = 60_000_000
 _MAX_OVERDRAWN_NS = 8_000_000
-"""What confirmations use beyond this is forgiven: they become rare."""
+"""Largest debt of CPU time of confirmations; more is forgiven, since they become rare then."""
 _TOOK_WEIGHT = 8
 
 
@@ -56,7 +56,7 @@ class _ExpectedUpdate:
     """An update that is being looked for, and the last reading before it."""
 
     number: int
-    """Periods after the last confirmed update."""
+    """Number of periods since the last confirmed update."""
     give_up_ns: int
     is_sure: bool
     """Whether the first reading has surely shown the old value."""
@@ -78,7 +78,7 @@ class PredictedEdges:
     edge_energy_j: float | None = None
     next_read_ns: int = 0
     is_lost: bool = False
-    """Whether updates are no longer where they are predicted, or the counter has begun anew."""
+    """Whether updates are no longer where they are predicted, or the counter has restarted."""
     num_resets: int = 0
     _anchor_ns: tuple[int, int] = field(init=False)
     """Bounds of the first update of the grid."""

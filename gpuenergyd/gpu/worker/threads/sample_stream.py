@@ -12,14 +12,14 @@ from gpuenergyd.gpu.worker.threads.actuator import ClockLock
 _SEND_PERIOD_NS = 100_000_000
 _MAX_BATCH = 256
 _SETTLED_AFTER_NS = 200_000_000
-"""After the call, once a sample has shown the lock in effect. Samples count from the instant on that they show for
+"""Time after the call, once a sample has shown the lock in effect. Samples count from the instant on that they show for
 certain: one of a clock that the driver keeps may be older than the call."""
 _IN_EFFECT_AFTER_NS = 1_000_000_000
-"""After the call, where no sample has: clock changes that take up to half a second to have an effect are published."""
+"""Time after the call at which a lock counts as in effect without a sample: up to half a second has been published."""
 _NUM_ABOVE_IS_FOREIGN = 10
 """Consecutive samples: 1 s at the default period."""
 _BELOW_MHZ = 60
-"""How far below a lock a clock is kept by another lock; GPUs lower theirs by some steps without a reason."""
+"""Distance below our lock at which another lock must be the cause; GPUs lower clocks by some steps without a reason."""
 _NUM_BELOW_IS_FOREIGN = 20
 
 

@@ -44,7 +44,7 @@ class _SampledGpu:
     paused_until_ns: int = 0
     is_failing: bool = False
     power_w: float | None = None
-    """As last read."""
+    """Power at the newest reading."""
 
     def next_read_ns(self) -> int:
         """Return the instant of the next extra reading, in monotonic ns; 0 for none."""
@@ -203,7 +203,7 @@ class Sampler(DriverThread):
         learning = [gpu.counter for gpu in self._gpus.values() if gpu.counter.is_learning]
         took_ns = max((counter.call_ns for counter in learning), default=0)
         num_at_once = max(1, _LEARNING_TIME_NS // took_ns) if took_ns else len(learning)
-        for counter in sorted(learning, key=lambda own: own.learning_since_ns)[num_at_once:]:
+        for counter in sorted(learning, key=lambda counter: counter.learning_since_ns)[num_at_once:]:
             counter.postpone_learning(time.monotonic_ns())
 
     def _read_energy(self, gpu: _SampledGpu) -> None:

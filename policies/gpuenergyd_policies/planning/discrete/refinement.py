@@ -35,7 +35,7 @@ LIGHT_PASSES = ((BY_MICROBATCH, 64), (BY_TIME, 96))
 """Passes over the pipeline with half-overlapping windows: how windows are cut, and the number of free operations."""
 SEED = 1
 NO_PRICE = 0
-"""Price of waiting with which a sweep takes its snapshot at T* at once, because windows do not need it."""
+"""Price of waiting that makes a sweep take its snapshot at T* (least energy) at once: windows do not need it."""
 
 
 class OperationWindow(NamedTuple):

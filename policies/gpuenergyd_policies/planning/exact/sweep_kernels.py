@@ -63,7 +63,7 @@ class SweepState(NamedTuple):
 
 
 class SweepRequest(NamedTuple):
-    """Deadlines for snapshots, in descending order, and the price of waiting, at which T* is reached.
+    """Deadlines for snapshots, latest first, and the price of waiting, at which the sweep reaches T* (least energy).
 
     With `stop_early` the sweep ends after the last deadline.
     """
@@ -74,7 +74,7 @@ class SweepRequest(NamedTuple):
 
 
 class SweepSnapshots(NamedTuple):
-    """Output of a sweep: one row per deadline and one for T*."""
+    """Output of a sweep: one row per deadline and one for T*, the time of least energy."""
 
     durations: list[int]
     op_flow: list[int]
