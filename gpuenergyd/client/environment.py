@@ -242,7 +242,7 @@ def _gpu_of_list(environ: Mapping[str, str]) -> tuple[str | None, str]:
     return (listed[index], "") if listed[index] else (None, f"{named}, and entry {index} ({origin}) is empty")
 
 
-def _local_rank(environ: Mapping[str, str], num_gpus: int) -> tuple[int | None, str]:  # noqa: PLR0911  one per source
+def _local_rank(environ: Mapping[str, str], num_gpus: int) -> tuple[int | None, str]:
     """Return the rank of this process on its host, None if unknown, and the variable or library that gives it."""
     if _is_decimal(environ, "LOCAL_RANK"):
         return int(environ["LOCAL_RANK"]), "LOCAL_RANK"

@@ -24,12 +24,15 @@ def join_pipeline_schedules(module: ModuleType) -> None:
     def join(schedule: Any) -> None:
         if "step" in vars(schedule):
             return
-        from gpuenergyd_trainers.torch_pipelining import attach  # noqa: PLC0415  only where it is needed
+        from gpuenergyd_trainers.torch_pipelining import attach, earlier_handle  # noqa: PLC0415  only where it is needed
 
+        earlier = earlier_handle(schedule)
+        if earlier is not None and not earlier.follow(schedule):
+            earlier.detach()
         attach(schedule)
 
     for schedule_class in _classes_with("step", module):
-        _join_at_first("step", schedule_class, join)
+        _join_at_first("step", schedule_class, join, _is_training)
 
 
 def join_pipeline_engines(module: ModuleType) -> None:
@@ -130,6 +133,11 @@ def _joining_first(step: Callable[..., Any], join: Callable[[Mapping[str, Any]],
     return joining_first
 
 
+def _is_training(schedule: Any) -> bool:
+    """Return whether a step of a schedule trains; an evaluation may run on a schedule of its own."""
+    return bool(getattr(schedule, "_has_backward", True))
+
+
 def _classes_with(method: str, module: ModuleType) -> list[type]:
     return [
         value
@@ -138,7 +146,9 @@ def _classes_with(method: str, module: ModuleType) -> list[type]:
     ]
 
 
-def _join_at_first(method: str, owner: type, join: Callable[[Any], None]) -> None:
+def _join_at_first(
+    method: str, owner: type, join: Callable[[Any], None], is_due: Callable[[Any], bool] = lambda _: True
+) -> None:
     if not can_see(find_socket_path()):
         return
     original = vars(owner)[method]
@@ -149,7 +159,7 @@ def _join_at_first(method: str, owner: type, join: Callable[[Any], None]) -> Non
     def joining_first(self: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal has_failed
         try:
-            if not has_failed and self not in joined:
+            if not has_failed and self not in joined and is_due(self):
                 joined.add(self)
                 join(self)
         except Exception as error:  # noqa: BLE001  never raise into a training step
