@@ -187,6 +187,25 @@ def test_phases_are_registered_again_when_most_iterations_run_others(gpu: Gpu, d
     assert daemon.registrations.empty()
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_phases_of_a_model_that_replaces_the_first_are_marked(gpu: Gpu, daemon: FakeDaemon, is_kept: bool) -> None:  # noqa: FBT001  a parameter
+    with joined(daemon, gpu) as job:
+        model = gpu.model()
+        assert train(job, gpu, daemon, model=model) == ALL
+        kept, model = model if is_kept else None, gpu.model()
+        optimizer = gpu.optimizer(model)
+        for batch in islice(batches(), 6):
+            gpu.device.work(D_MS)
+            with job.iteration():
+                plain_step(model, optimizer, batch)
+            gpu.device.sleep(1.0)
+    reports = [daemon.reports.get(timeout=WAIT_LIMIT_S) for _ in range(6)]
+
+    orders = [[tuple(row[:3]) for row in report["instructions"]] for report in reports]
+    assert orders[-2:] == [ALL, ALL]
+    assert (kept is None) is not is_kept
+
+
 def test_a_loop_whose_phases_keep_changing_has_one_instruction(gpu: Gpu, daemon: FakeDaemon) -> None:
     model = gpu.model()
     optimizer, batch = gpu.optimizer(model), torch.ones(2, 4)

@@ -12,7 +12,8 @@ are seen or they differ each time. The same holds for a loop that steps several 
 forward and backward passes, since these do not form one chain of phases.
 
 Phases are registered again when others have run for a while, for instance since more microbatches are accumulated, or
-since the first steps were skipped because their gradients overflowed. If most iterations run others, but not always the
+since the first steps were skipped because their gradients overflowed, and their model is searched for again when
+iterations have none, since the program trains another. If most iterations run others, but not always the
 same, the loop has one instruction per iteration.
 """
 
@@ -36,7 +37,8 @@ SHORTEST_PHASE_RATIO = 0.01
 _MIN_LEARNED, _MAX_LEARNED = 3, 24
 """Fewest and most iterations measured before phases are registered; the first iteration differs from the others."""
 _NUM_ALIKE = 3
-"""Iterations in a row with equal numbers of phases, other than registered, after which all phases are marked."""
+"""Iterations in a row with equal numbers of phases, other than registered, after which all phases are marked; and those
+without any, after which their model is searched for again."""
 WHOLE_ITERATION: tuple[OrderRow, ...] = (("F", 0, 0),)
 _NS_PER_S = 1e9
 
@@ -99,6 +101,9 @@ class PhaseMarks:
         self._has_seen_model = False
         self.when_whole: Callable[[], None] = _do_nothing
         """Called when phases are no longer marked."""
+        self.when_unseen: Callable[[], None] = _do_nothing
+        """Called when the newest iterations had no phases, because the program trains another model."""
+        self._num_unseen = 0
         self.num_errors = 0
         """Number of suppressed exceptions."""
 
@@ -192,11 +197,14 @@ class PhaseMarks:
             self._kind, self._slot = "", NOT_RECORDED
             self.is_in_iteration = False
             if self._has_phases:
+                self._num_unseen = 0
                 self._begin("D", 0)
                 self._kind, self._slot = "", NOT_RECORDED
                 self._see_change()
             elif self._is_learning and (self._num_begun >= _MIN_LEARNED or not self._has_seen_model):
                 self.register_whole()
+            elif not (self._is_learning or self.is_whole):
+                self._see_no_model()
             client.end_iteration()
         except Exception:  # noqa: BLE001  must not reach training
             self.num_errors += 1
@@ -326,6 +334,11 @@ class PhaseMarks:
         elif order is not None:
             self._is_learning, self._kept = False, frozenset(order)
             self._client.register(order)
+
+    def _see_no_model(self) -> None:
+        self._num_unseen += 1
+        if self._num_unseen % _NUM_ALIKE == 0:
+            self.when_unseen()
 
     def _see_change(self) -> None:
         """See whether most iterations run other phases than the registered ones."""
