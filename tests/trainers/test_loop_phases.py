@@ -187,6 +187,27 @@ def test_phases_are_registered_again_when_most_iterations_run_others(gpu: Gpu, d
     assert daemon.registrations.empty()
 
 
+@pytest.mark.parametrize(("num_ranks", "kept"), [(1, False), (2, True)])
+def test_a_rank_that_waits_for_others_in_some_iterations_keeps_the_phase_of_that_wait(
+    gpu: Gpu,
+    daemon: FakeDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    num_ranks: int,
+    kept: bool,  # noqa: FBT001  a parameter
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", str(num_ranks))
+
+    def step(*own: Any) -> None:
+        gpu.communication_ms = 41.0 - gpu.communication_ms
+        plain_step(*own)
+
+    with joined(daemon, gpu) as job:
+        order = train(job, gpu, daemon, step=step)
+
+    assert order == [row for row in ALL if kept or row[0] != "C"]
+
+
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_phases_of_a_model_that_replaces_the_first_are_marked(gpu: Gpu, daemon: FakeDaemon, is_kept: bool) -> None:  # noqa: FBT001  a parameter
     with joined(daemon, gpu) as job:

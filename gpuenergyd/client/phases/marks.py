@@ -326,7 +326,8 @@ class PhaseMarks:
         order = None
         if len(self._learned) >= _MIN_LEARNED:
             newest = list(self._learned)[-2:]
-            order, self._num_usual = kept_phases(newest), len(newest[-1].instructions)
+            order = kept_phases(newest, waits_for_others=self._client.waits_for_others)
+            self._num_usual = len(newest[-1].instructions)
         if order is None and self._num_begun > _MAX_LEARNED:
             order = WHOLE_ITERATION
         if order == WHOLE_ITERATION:
@@ -357,7 +358,9 @@ class PhaseMarks:
     def _change(self) -> None:
         """Register the phases of most iterations, once two iterations in which all of them were timed are known."""
         newest = list(self._learned)[-2:]
-        order = kept_phases(newest) if len(newest[-1].instructions) == self._num_wanted else None
+        order = None
+        if len(newest[-1].instructions) == self._num_wanted:
+            order = kept_phases(newest, waits_for_others=self._client.waits_for_others)
         if order == WHOLE_ITERATION:
             self._become_whole()
         elif order is not None and self._client is not None:
@@ -372,10 +375,12 @@ def _do_nothing() -> None:
     """Stand in for a function that removes hooks if there are none."""
 
 
-def kept_phases(iterations: list[IterationTimes]) -> tuple[OrderRow, ...] | None:
+def kept_phases(iterations: list[IterationTimes], *, waits_for_others: bool) -> tuple[OrderRow, ...] | None:
     """Return the phases long enough for a clock of their own; None if the iterations ran different phases.
 
-    If fewer than two kinds are long enough, return the whole iteration. A forward is kept with its backward.
+    If fewer than two kinds are long enough, return the whole iteration. A forward is kept with its backward. A wait
+    counts by its longest time: for data, since it is unknown before a pause; for gradients, where the process
+    `waits_for_others`, since the slower one may be another one each time.
     """
     orders = [tuple((kind, index, chunk) for kind, index, chunk, *_ in times.instructions) for times in iterations]
     order = orders[-1]
@@ -385,8 +390,8 @@ def kept_phases(iterations: list[IterationTimes]) -> tuple[OrderRow, ...] | None
     end_ns = last.next_begin_mono_ns or last.end_mono_ns
     shortest_ns = max(SHORTEST_PHASE_S * _NS_PER_S, SHORTEST_PHASE_RATIO * (end_ns - last.begin_mono_ns))
     lasted_ns = [[_duration_ns(times, number) for times in iterations] for number in range(len(order))]
-    # Before a pause, the wait for data is unknown.
-    longest_ns = {row: (max if row[0] == "D" else min)(own) for row, own in zip(order, lasted_ns, strict=True)}
+    waits = {"D", "C"} if waits_for_others else {"D"}
+    longest_ns = {row: (max if row[0] in waits else min)(own) for row, own in zip(order, lasted_ns, strict=True)}
     kinds = {row[0] for row in order if longest_ns[row] >= shortest_ns}
     if len(kinds) < 2:  # one clock for all
         return WHOLE_ITERATION
