@@ -14,7 +14,7 @@ Evaluations are not reported, nor is the step after an attach or an evaluation, 
 to infer shapes. The adapter's own exceptions are counted and suppressed; exceptions of the model are passed on.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -69,14 +69,13 @@ class PipelineHandle(Handle):
         self._last_forward_slot = NOT_RECORDED
         self._num_stage_calls = 0
         self._stages = tuple(stages)
-        self._functions = self._functions_of(schedule)
-        self._wrapped.append(self._functions)
-        self._wrapped.append(self._wrap_step(schedule, self._functions, num_microbatches))
+        functions, wrapped_step = self._wrap_step(schedule, num_microbatches)
+        self._wrapped += [functions, wrapped_step]
         if rank.client.may_reorder:
             self._change_orders(stages[0])
         self._instructions: list[WrappedAttribute] = []
         self._are_marked, self._only_requests = True, False
-        self._stay_marked = memory is not None or self._functions.are_marked
+        self._stay_marked = memory is not None or functions.are_marked
         for chunk_index, stage in enumerate(stages):
             for name, kind in (("forward_one_chunk", "F"), ("backward_weight_one_chunk", "W")):
                 self._instructions.append(WrappedAttribute(stage, name, self._around(stage, chunk_index, kind)))
@@ -88,33 +87,26 @@ class PipelineHandle(Handle):
         for stage in stages:
             _by_stage[id(stage)] = self
 
-    @property
-    def schedule(self) -> Any:
-        """The schedule that was attached first."""
-        return self._schedule
-
     def follow(self, schedule: Any, num_microbatches: int | None = None) -> bool:
         """Follow another schedule of the same stages as the same rank; return False if its order is not known.
 
         After `detach`, its wrapped methods remain and do nothing, since it may be one of many that live for an epoch.
         """
-        if schedule is self._schedule or schedule in self._later:
+        if schedule in self._later:
             return True
-        rank, count = self._active_rank, _count(schedule, num_microbatches)
-        plans = [getattr(each, "planned_schedule", None) for each in (schedule, self._schedule)]
-        has_same_class = type(schedule) is type(self._schedule) and plans[0] == plans[1]
-        if rank.client.may_reorder or not (
-            has_same_class and (count == self._num_microbatches or rank.can_change_microbatches)
-        ):
+        rank, plan = self._active_rank, getattr(self._schedule, "planned_schedule", None)
+        is_same_class = type(schedule) is type(self._schedule) and getattr(schedule, "planned_schedule", None) == plan
+        if schedule is self._schedule or not is_same_class or rank.client.may_reorder:
+            return False
+        count = _count(schedule, num_microbatches)
+        if count != self._num_microbatches and not rank.can_change_microbatches:
             return False
         self._later.add(schedule)
-        self._wrap_step(schedule, self._functions_of(schedule), count)
-        if any(stage.is_last for stage in self._stages) and callable(getattr(schedule, "_loss_fn", None)):
+        self._wrap_step(schedule, count)
+        if callable(getattr(schedule, "_loss_fn", None)):
             WrappedAttribute(schedule, "_loss_fn", self._around_loss)
+        rank.pause()
         return True
-
-    def _functions_of(self, schedule: Any) -> RegisteredFunctions:
-        return RegisteredFunctions(schedule, self._stages, self._active_rank.client, lambda: self._num_stage_calls)
 
     def _change_orders(self, stage: Any) -> None:
         from gpuenergyd_trainers.torch_reorder import ReorderedSteps  # noqa: PLC0415  imports torch
@@ -149,15 +141,14 @@ class PipelineHandle(Handle):
             for wrapped in self._instructions if are_marked else taken_out:
                 wrapped.put_in()
 
-    def _wrap_step(self, schedule: Any, functions: RegisteredFunctions, num_microbatches: int) -> WrappedAttribute:
+    def _wrap_step(self, schedule: Any, num_microbatches: int) -> tuple[RegisteredFunctions, WrappedAttribute]:
+        client = self._active_rank.client
+        functions = RegisteredFunctions(schedule, self._stages, client, lambda: self._num_stage_calls)
         around = partial(self._around_step, schedule, functions, num_microbatches)
-        return WrappedAttribute(schedule, "step", around)
+        return functions, WrappedAttribute(schedule, "step", around)
 
     def _around_step(self, schedule: Any, functions: RegisteredFunctions, num_microbatches: int, step: Call) -> Call:
-        is_new = schedule is not self._schedule
-
         def step_in_job(*args: Any, **kwargs: Any) -> Any:
-            nonlocal is_new
             rank = self._active_rank
             if not rank.is_active:
                 return step(*args, **kwargs)
@@ -166,9 +157,6 @@ class PipelineHandle(Handle):
             if is_training and num_microbatches != self._num_microbatches:
                 self._num_microbatches = num_microbatches
                 self.shielded(partial(rank.change_microbatches, num_microbatches))
-            elif is_new:
-                self.shielded(rank.pause)
-            is_new = False
             is_quick = is_training and self._only_requests and client.num_left > client.num_in_full
             if is_quick and client.begin_next():
                 try:
@@ -313,11 +301,16 @@ def attach(
             place = replace(place, is_across_hosts=across_hosts)
         count = _count(schedule, num_microbatches)
         planned = _planned_schedule(schedule, place.pipeline.size, count)
+        name = planned.name if planned else _LEARNED_ORDERS.get(type(schedule).__name__, OTHER_SCHEDULE)
+
+        def order_of(number: int) -> tuple[OrderRow, ...]:
+            return order_rows(make_schedule(name, place.pipeline.size, number), place.pipeline.rank)
+
         return PipelineRank(
             framework="torch.distributed.pipelining",
-            schedule_name=planned.name if planned else _LEARNED_ORDERS.get(type(schedule).__name__, OTHER_SCHEDULE),
+            schedule_name=name,
             expected_order=None if planned is None else order_rows(planned, place.pipeline.rank),
-            order_of=_order_of(schedule, place),
+            order_of=None if planned is None or hasattr(schedule, "planned_schedule") else order_of,
             num_microbatches=count,
             num_chunks=len(own),
             place=place,
@@ -330,33 +323,30 @@ def attach(
         memory = _memory_of(rank, own[0], options.get("memory"))
         return PipelineHandle(schedule, own, rank, num_microbatches=_count(schedule, num_microbatches), memory=memory)
 
-    earlier = earlier_handle(schedule, stages)
-    if earlier is not None and earlier.schedule is not schedule and earlier.follow(schedule, num_microbatches):
-        return earlier
-    return join(
+    return _earlier(schedule, stages, num_microbatches, is_replaced=False) or join(
         JoinOptions(job=job, **options), describe, make_handle, target=schedule, target_name=type(schedule).__name__
     )
 
 
-def earlier_handle(schedule: Any, stages: Sequence[Any] | None = None) -> PipelineHandle | None:
-    """Return the handle of an attached schedule that has the same stages; None if there is none."""
+def _earlier(schedule: Any, stages: Sequence[Any] | None, num: int | None, *, is_replaced: bool) -> Handle | None:
+    """Return the handle of a schedule of the same stages if it can follow this one, else detach it if `is_replaced`."""
     with suppress(Exception):  # an unsupported schedule is reported when it is attached
         (handle,) = {_by_stage.get(id(stage)) for stage in _stages(schedule, stages)}
-        return handle if handle is not None and handle.is_attached else None
+        if handle is not None and handle.is_attached and handle.follow(schedule, num):
+            return handle
+        if handle is not None and is_replaced:
+            handle.detach()
     return None
+
+
+def attach_at_step(schedule: Any) -> Handle:
+    """Attach a schedule that trains now, instead of an earlier one of the same stages whose order differs."""
+    return _earlier(schedule, None, None, is_replaced=True) or attach(schedule)
 
 
 def _count(schedule: Any, num_microbatches: int | None) -> int:
     """Return the number of microbatches; as it is private in torch, callers can pass it instead."""
     return int(schedule._n_microbatches) if num_microbatches is None else num_microbatches  # noqa: SLF001  as above
-
-
-def _order_of(schedule: Any, place: Place) -> Callable[[int], tuple[OrderRow, ...]] | None:
-    """Return a function for the order with another number of microbatches; None if that order must be learned."""
-    name = _GENERATED_ORDERS.get(type(schedule).__name__)
-    if name is None or hasattr(schedule, "planned_schedule"):
-        return None
-    return lambda count: order_rows(make_schedule(name, place.pipeline.size, count), place.pipeline.rank)
 
 
 def _planned_schedule(schedule: Any, num_pp_ranks: int, num_microbatches: int) -> Schedule | None:

@@ -12,8 +12,8 @@ are seen or they differ each time. The same holds for a loop that steps several 
 forward and backward passes, since these do not form one chain of phases.
 
 Phases are registered again when others have run for a while, for instance since more microbatches are accumulated, or
-since the first steps were skipped because their gradients overflowed, and their model is searched for again when
-iterations have none, since the program trains another. If most iterations run others, but not always the
+since the first steps were skipped because their gradients overflowed. When iterations have none, because the program
+trains another model, that one is searched for. If most iterations run others, but not always the
 same, the loop has one instruction per iteration.
 """
 
@@ -204,7 +204,9 @@ class PhaseMarks:
             elif self._is_learning and (self._num_begun >= _MIN_LEARNED or not self._has_seen_model):
                 self.register_whole()
             elif not (self._is_learning or self.is_whole):
-                self._see_no_model()
+                self._num_unseen += 1
+                if self._num_unseen % _NUM_ALIKE == 0:
+                    self.when_unseen()
             client.end_iteration()
         except Exception:  # noqa: BLE001  must not reach training
             self.num_errors += 1
@@ -336,11 +338,6 @@ class PhaseMarks:
             self._is_learning, self._kept = False, frozenset(order)
             self._client.register(order)
 
-    def _see_no_model(self) -> None:
-        self._num_unseen += 1
-        if self._num_unseen % _NUM_ALIKE == 0:
-            self.when_unseen()
-
     def _see_change(self) -> None:
         """See whether most iterations run other phases than the registered ones."""
         if self._is_learning or self.is_whole:
@@ -358,9 +355,8 @@ class PhaseMarks:
     def _change(self) -> None:
         """Register the phases of most iterations, once two iterations in which all of them were timed are known."""
         newest = list(self._learned)[-2:]
-        order = None
-        if len(newest[-1].instructions) == self._num_wanted:
-            order = kept_phases(newest, waits_for_others=self._client.waits_for_others)
+        is_wanted = len(newest[-1].instructions) == self._num_wanted
+        order = kept_phases(newest, waits_for_others=self._client.waits_for_others) if is_wanted else None
         if order == WHOLE_ITERATION:
             self._become_whole()
         elif order is not None and self._client is not None:
@@ -378,9 +374,8 @@ def _do_nothing() -> None:
 def kept_phases(iterations: list[IterationTimes], *, waits_for_others: bool) -> tuple[OrderRow, ...] | None:
     """Return the phases long enough for a clock of their own; None if the iterations ran different phases.
 
-    If fewer than two kinds are long enough, return the whole iteration. A forward is kept with its backward. A wait
-    counts by its longest time: for data, since it is unknown before a pause; for gradients, where the process
-    `waits_for_others`, since the slower one may be another one each time.
+    If fewer than two kinds are long enough, return the whole iteration. A forward is kept with its backward. A wait for
+    data counts by its longest time, as it is unknown before a pause; one for others too, as it differs each time.
     """
     orders = [tuple((kind, index, chunk) for kind, index, chunk, *_ in times.instructions) for times in iterations]
     order = orders[-1]

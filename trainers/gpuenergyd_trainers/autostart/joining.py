@@ -24,12 +24,9 @@ def join_pipeline_schedules(module: ModuleType) -> None:
     def join(schedule: Any) -> None:
         if "step" in vars(schedule):
             return
-        from gpuenergyd_trainers.torch_pipelining import attach, earlier_handle  # noqa: PLC0415  only where it is needed
+        from gpuenergyd_trainers.torch_pipelining import attach_at_step  # noqa: PLC0415  only where it is needed
 
-        earlier = earlier_handle(schedule)
-        if earlier is not None and not earlier.follow(schedule):
-            earlier.detach()
-        attach(schedule)
+        attach_at_step(schedule)
 
     for schedule_class in _classes_with("step", module):
         _join_at_first("step", schedule_class, join, _is_training)
