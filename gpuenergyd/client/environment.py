@@ -288,11 +288,9 @@ def find_world_size(environ: Mapping[str, str] = os.environ) -> int | None:
 def _distributed_rank() -> tuple[int, int] | None:
     """Return this process's rank and the number of processes in torch.distributed; None if it is not initialized."""
     distributed = sys.modules.get("torch.distributed")
-    try:
+    with suppress(Exception):  # torch may raise anything; it must not reach training
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             return int(distributed.get_rank()), int(distributed.get_world_size())
-    except Exception:  # noqa: BLE001  torch may raise anything; it must not reach training
-        return None
     return None
 
 

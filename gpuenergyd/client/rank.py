@@ -279,11 +279,6 @@ class RankClient:
         return self._registration.gpu_uuid
 
     @property
-    def waits_for_others(self) -> bool:
-        """Whether this is one of several processes of a loop, which wait for each other's gradients."""
-        return self._registration.num_dp_ranks > 1
-
-    @property
     def is_first(self) -> bool:
         """Whether this is the first rank of the training, which prints messages for the user."""
         return self._is_first

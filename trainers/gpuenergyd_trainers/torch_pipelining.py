@@ -7,8 +7,7 @@ instead (`torch_functions`). Receives, sends and waits are not part of instructi
 and 1F1B (torch's own `pipeline_order` is wrong for the last stage of 1F1B), learned from two equal iterations for all
 other schedules, and checked after every iteration.
 
-A program may make a schedule anew for each epoch, or one with another number of microbatches, for the same stages: it
-goes on as the same rank, or attaches again where its order is not known.
+A schedule that is made anew for the same stages goes on as the same rank, or attaches again if its order is not known.
 
 Evaluations are not reported, nor is the step after an attach or an evaluation, in which torch runs the stages once more
 to infer shapes. The adapter's own exceptions are counted and suppressed; exceptions of the model are passed on.
@@ -50,13 +49,7 @@ class PipelineHandle(Handle):
     """An attached schedule."""
 
     def __init__(
-        self,
-        schedule: Any,
-        stages: Sequence[Any],
-        rank: OrderedRank,
-        *,
-        num_microbatches: int,
-        memory: MicrobatchMemory | None = None,
+        self, schedule: Any, stages: Sequence[Any], rank: OrderedRank, count: int, memory: MicrobatchMemory | None
     ) -> None:
         """Wrap the schedule's step, the stages' compute methods and the loss; give `memory` if the order can change."""
         super().__init__(rank)
@@ -64,12 +57,12 @@ class PipelineHandle(Handle):
         self._schedule = schedule
         self._later: WeakSet[Any] = WeakSet()
         """Other schedules of the same stages."""
-        self._num_microbatches = num_microbatches
+        self._num_microbatches = count
         self._active_rank = rank
         self._last_forward_slot = NOT_RECORDED
         self._num_stage_calls = 0
         self._stages = tuple(stages)
-        functions, wrapped_step = self._wrap_step(schedule, num_microbatches)
+        functions, wrapped_step = self._wrap_step(schedule, count)
         self._wrapped += [functions, wrapped_step]
         if rank.client.may_reorder:
             self._change_orders(stages[0])
@@ -84,8 +77,7 @@ class PipelineHandle(Handle):
             if stage.is_last and callable(getattr(self._schedule, "_loss_fn", None)):
                 self._instructions.append(WrappedAttribute(self._schedule, "_loss_fn", self._around_loss))
         self._wrapped += self._instructions
-        for stage in stages:
-            _by_stage[id(stage)] = self
+        _by_stage.update({id(stage): self for stage in stages})
 
     def follow(self, schedule: Any, num_microbatches: int | None = None) -> bool:
         """Follow another schedule of the same stages as the same rank; return False if its order is not known.
@@ -142,8 +134,7 @@ class PipelineHandle(Handle):
                 wrapped.put_in()
 
     def _wrap_step(self, schedule: Any, num_microbatches: int) -> tuple[RegisteredFunctions, WrappedAttribute]:
-        client = self._active_rank.client
-        functions = RegisteredFunctions(schedule, self._stages, client, lambda: self._num_stage_calls)
+        functions = RegisteredFunctions(schedule, self._stages, self._active_rank.client, lambda: self._num_stage_calls)
         around = partial(self._around_step, schedule, functions, num_microbatches)
         return functions, WrappedAttribute(schedule, "step", around)
 
@@ -321,7 +312,7 @@ def attach(
     def make_handle(rank: OrderedRank) -> PipelineHandle:
         own = _stages(schedule, stages)
         memory = _memory_of(rank, own[0], options.get("memory"))
-        return PipelineHandle(schedule, own, rank, num_microbatches=_count(schedule, num_microbatches), memory=memory)
+        return PipelineHandle(schedule, own, rank, _count(schedule, num_microbatches), memory)
 
     return _earlier(schedule, stages, num_microbatches, is_replaced=False) or join(
         JoinOptions(job=job, **options), describe, make_handle, target=schedule, target_name=type(schedule).__name__

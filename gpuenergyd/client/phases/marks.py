@@ -87,8 +87,7 @@ class PhaseMarks:
         """Whether the present iteration is recorded together with others, so that nothing of it is marked."""
         self._kind = ""
         self._slot = NOT_RECORDED
-        self._microbatch = 0
-        self._num_steps = 0
+        self._microbatch = self._num_steps = self._num_unseen = 0
         self._num_phases = self._num_usual = 0
         """Phases of the present iteration so far, marked or not, and of an iteration when they were registered."""
         self._recent: deque[int] = deque(maxlen=_MAX_LEARNED)
@@ -106,6 +105,7 @@ class PhaseMarks:
         self._num_unseen = 0
         self.num_errors = 0
         """Number of suppressed exceptions."""
+        self.waits_for_others = False
 
     def follow(self, client: RankClient) -> None:
         self._client = client
@@ -328,7 +328,7 @@ class PhaseMarks:
         order = None
         if len(self._learned) >= _MIN_LEARNED:
             newest = list(self._learned)[-2:]
-            order = kept_phases(newest, waits_for_others=self._client.waits_for_others)
+            order = kept_phases(newest, waits_for_others=self.waits_for_others)
             self._num_usual = len(newest[-1].instructions)
         if order is None and self._num_begun > _MAX_LEARNED:
             order = WHOLE_ITERATION
@@ -356,7 +356,7 @@ class PhaseMarks:
         """Register the phases of most iterations, once two iterations in which all of them were timed are known."""
         newest = list(self._learned)[-2:]
         is_wanted = len(newest[-1].instructions) == self._num_wanted
-        order = kept_phases(newest, waits_for_others=self._client.waits_for_others) if is_wanted else None
+        order = kept_phases(newest, waits_for_others=self.waits_for_others) if is_wanted else None
         if order == WHOLE_ITERATION:
             self._become_whole()
         elif order is not None and self._client is not None:

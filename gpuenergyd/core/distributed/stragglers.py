@@ -168,8 +168,7 @@ class ReplicaGroup:
         self._paces[pace.replica] = pace
         self._keep(pace.replica, pace.own_time_s)
         if pace.iteration_time_s is not None:
-            newest_s = self._iterations_s.setdefault(pace.replica, deque(maxlen=_MEDIAN_READINGS))
-            newest_s.append(pace.iteration_time_s)
+            self._iterations_s.setdefault(pace.replica, deque(maxlen=_MEDIAN_READINGS)).append(pace.iteration_time_s)
         mine = self._changes((pace.replica,), pace.at_mono_s, reading=None)
         return mine + self._changes(self._waiting.keys() - {pace.replica}, pace.at_mono_s, reading=pace)
 
@@ -277,10 +276,7 @@ class ReplicaGroup:
         return False
 
     def _waits_for(self, slower: Pace, own: Pace, num_readings: int) -> bool:
-        """Return whether a replica's newest iterations took so long that it may have waited for a slower one.
-
-        One on another host is believed, since its readings do not come with this replica's iterations.
-        """
+        """Return whether a replica's newest iterations show that it waits for a slower one; elsewhere, always."""
         is_here = slower.replica in self._paces
         newest_s = list(self._iterations_s.get(own.replica, ()))[-num_readings:] if is_here else []
         waited_s = median_low(newest_s) - own.own_time_s if newest_s else math.inf

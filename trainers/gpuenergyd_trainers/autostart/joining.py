@@ -29,7 +29,7 @@ def join_pipeline_schedules(module: ModuleType) -> None:
         attach_at_step(schedule)
 
     for schedule_class in _classes_with("step", module):
-        _join_at_first("step", schedule_class, join, _is_training)
+        _join_at_first("step", schedule_class, join, lambda own: getattr(own, "_has_backward", True))  # not to evaluate
 
 
 def join_pipeline_engines(module: ModuleType) -> None:
@@ -128,11 +128,6 @@ def _joining_first(step: Callable[..., Any], join: Callable[[Mapping[str, Any]],
         return step(*args, **kwargs)
 
     return joining_first
-
-
-def _is_training(schedule: Any) -> bool:
-    """Return whether a step of a schedule trains; an evaluation may run on a schedule of its own."""
-    return bool(getattr(schedule, "_has_backward", True))
 
 
 def _classes_with(method: str, module: ModuleType) -> list[type]:

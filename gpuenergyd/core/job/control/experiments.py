@@ -129,9 +129,7 @@ class Experiments:
         chance_s = _UPPER_SIGMAS * baseline.iteration_sigma_s * math.sqrt(n)
         return max(0.0, (self.account.left_s - chance_s) / n + self._earned_s(baseline, target))
 
-    def unpaid_s(
-        self, plan: ClockPlan, baseline: BaselineView, target: PerformanceTarget, *, since: int
-    ) -> float | None:
+    def unpaid_s(self, plan: ClockPlan, baseline: BaselineView, target: PerformanceTarget, since: int) -> float | None:
         """Return what the current plan may cost until it could be replaced; None if the account can pay that.
 
         Iterations before `since` ran for another target and are not used.

@@ -72,7 +72,7 @@ def _unpaid_reason(control: PlanControl, baseline: BaselineView, target: Perform
     experiments, plan = control.experiments, control.current
     is_in_force = control.has_lease and experiments.ends_at is None and not target.is_power_limited
     evaluated_for, since = control.evaluated_for(target), control.guard.since
-    unpaid_s = experiments.unpaid_s(plan, baseline, evaluated_for, since=since) if is_in_force else None
+    unpaid_s = experiments.unpaid_s(plan, baseline, evaluated_for, since) if is_in_force else None
     if unpaid_s is None:
         return ""
     account = experiments.account
