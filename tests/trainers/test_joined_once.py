@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B  # noqa: E402  after the skip
 
+from gpuenergyd_trainers.autostart.joining import join_pipeline_schedules  # noqa: E402
 from gpuenergyd_trainers.loop import StepMarks  # noqa: E402
 from gpuenergyd_trainers.torch_pipelining import attach  # noqa: E402
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon  # noqa: E402
@@ -94,6 +96,20 @@ def test_schedules_that_are_made_anew_for_the_same_stages_are_one_rank(tmp_path:
     assert result == (1, True, 0, [])
     assert [len(registration["order"]) for registration in registrations] == [8, 16]
     assert [len(report["instructions"]) for report in reports] == 2 * (NUM_STEPS - 1) * [8] + (NUM_STEPS - 1) * [16]
+
+
+def test_a_schedule_joins_at_its_first_step_that_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type("Schedule", (), {"step": lambda _self: None, "_has_backward": False, "__module__": "schedules"})
+    joined: list[Any] = []
+    monkeypatch.setenv("GPUENERGYD_SOCKET", str(tmp_path))
+    monkeypatch.setattr("gpuenergyd_trainers.torch_pipelining.attach_at_step", joined.append)
+    join_pipeline_schedules(SimpleNamespace(Schedule=kind, __name__="schedules"))  # type: ignore[arg-type]  # a double
+    schedules = [kind(), kind()]
+    schedules[1]._has_backward = True  # type: ignore[attr-defined]  # a double
+    for schedule in 2 * schedules:
+        schedule.step()  # type: ignore[attr-defined]  # a double
+
+    assert joined == schedules[1:]
 
 
 def train_unmanaged(_rank: int, socket_path: str) -> Any:

@@ -46,7 +46,6 @@ def test_a_replica_slower_in_two_readings_becomes_the_straggler_of_all_others() 
 
 @pytest.mark.parametrize(("lasts_s", "waits"), [(1.0, False), (1.1, False), (1.4, True)])
 def test_replicas_that_do_not_wait_for_each_other_have_no_straggler(lasts_s: float, waits: bool) -> None:  # noqa: FBT001  a parameter
-    """Such as those of a search, which share nothing but their launcher."""
     replicas = group("a", "b")
 
     changes = [
