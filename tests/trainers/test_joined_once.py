@@ -99,15 +99,15 @@ def test_schedules_that_are_made_anew_for_the_same_stages_are_one_rank(tmp_path:
 
 
 def test_a_schedule_joins_at_its_first_step_that_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = type("Schedule", (), {"step": lambda _self: None, "_has_backward": False, "__module__": "schedules"})
+    kind: Any = type("Schedule", (), {"step": lambda _self: None, "_has_backward": False, "__module__": "schedules"})
     joined: list[Any] = []
     monkeypatch.setenv("GPUENERGYD_SOCKET", str(tmp_path))
     monkeypatch.setattr("gpuenergyd_trainers.torch_pipelining.attach_at_step", joined.append)
     join_pipeline_schedules(SimpleNamespace(Schedule=kind, __name__="schedules"))  # type: ignore[arg-type]  # a double
     schedules = [kind(), kind()]
-    schedules[1]._has_backward = True  # type: ignore[attr-defined]  # a double
+    schedules[1]._has_backward = True
     for schedule in 2 * schedules:
-        schedule.step()  # type: ignore[attr-defined]  # a double
+        schedule.step()
 
     assert joined == schedules[1:]
 
