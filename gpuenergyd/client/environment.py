@@ -242,18 +242,13 @@ def _gpu_of_list(environ: Mapping[str, str]) -> tuple[str | None, str]:
     return (listed[index], "") if listed[index] else (None, f"{named}, and entry {index} ({origin}) is empty")
 
 
-def _local_rank(environ: Mapping[str, str], num_gpus: int) -> tuple[int | None, str]:  # noqa: PLR0911  one per source
+def _local_rank(environ: Mapping[str, str], num_gpus: int) -> tuple[int | None, str]:
     """Return the rank of this process on its host, None if unknown, and the variable or library that gives it."""
     if _is_decimal(environ, "LOCAL_RANK"):
         return int(environ["LOCAL_RANK"]), "LOCAL_RANK"
-    distributed = sys.modules.get("torch.distributed")
-    try:
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            # If there are more processes than GPUs, they may be on several hosts, and the global rank is not an index.
-            is_on_host = distributed.get_world_size() <= num_gpus
-            return int(distributed.get_rank()) if is_on_host else None, "the rank in torch.distributed"
-    except Exception:  # noqa: BLE001  torch may raise anything; it must not reach training
-        return None, ""
+    if (found := _distributed_rank()) is not None:
+        # If there are more processes than GPUs, they may be on several hosts, and the global rank is not an index.
+        return found[0] if found[1] <= num_gpus else None, "the rank in torch.distributed"
     multiprocessing = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
         return None, ""  # the variables below would be the parent's
@@ -270,7 +265,12 @@ def _is_decimal(environ: Mapping[str, str], *names: str) -> bool:
 
 
 def find_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """Return rank and number of processes from the launcher's variables; (0, 1) without a launcher."""
+    """Return rank and number of processes in torch.distributed, else from the launcher's variables, else (0, 1).
+
+    Processes that the program starts itself often have no such variables, or those of their parent.
+    """
+    if (found := _distributed_rank()) is not None:
+        return found
     try:
         rank, world_size = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
     except ValueError:
@@ -280,13 +280,18 @@ def find_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
 
 def find_world_size(environ: Mapping[str, str] = os.environ) -> int | None:
     """Return the number of processes of the training on all hosts; None without torch.distributed or a launcher."""
-    distributed = sys.modules.get("torch.distributed")
-    try:
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            return int(distributed.get_world_size())
-    except Exception:  # noqa: BLE001  torch may raise anything; it must not reach training
-        return None
+    if (found := _distributed_rank()) is not None:
+        return found[1]
     return int(environ["WORLD_SIZE"]) if _is_decimal(environ, "WORLD_SIZE") else None
+
+
+def _distributed_rank() -> tuple[int, int] | None:
+    """Return this process's rank and the number of processes in torch.distributed; None if it is not initialized."""
+    distributed = sys.modules.get("torch.distributed")
+    with suppress(Exception):  # torch may raise anything; it must not reach training
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return int(distributed.get_rank()), int(distributed.get_world_size())
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,7 @@ class LoopJob:
             give_way=self._leave_to_another if self._cycle is not None else None,
         )
         self._marks.follow(client)
+        self._marks.waits_for_others = world_size > 1
         self._hooks = self._find_phases() if client.is_managed and self._finds_phases else None
         if self._hooks is None:
             self._marks.register_whole()

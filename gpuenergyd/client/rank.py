@@ -4,6 +4,7 @@ Longer than 400 lines, since the calls inside a step share one state, which a se
 """
 
 import atexit
+import logging
 import os
 import sys
 import weakref
@@ -253,7 +254,8 @@ class RankClient:
         if other is not None and other._give_way is not None:  # noqa: SLF001  of this class
             other._give_way()  # noqa: SLF001  as above
         elif other is not None:
-            logger.warning(
+            logger.log(
+                logging.WARNING if rank.is_first else logging.INFO,
                 "gpuenergyd: job %s: this process is a rank of job %s on the same GPU already, which goes on; this one"
                 " is ignored",
                 self.job_name,

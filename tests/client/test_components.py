@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -182,6 +183,18 @@ def test_rank_comes_from_the_launcher_and_invalid_values_mean_a_single_process()
     assert find_rank({}) == (0, 1)
     assert find_rank({"RANK": "x", "WORLD_SIZE": "4"}) == (0, 1)
     assert find_rank({"RANK": "5", "WORLD_SIZE": "4"}) == (0, 1)
+
+
+def test_rank_in_torch_distributed_counts_more_than_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of `mp.spawn` have no variables of their own, or those of the node."""
+    group = SimpleNamespace(
+        is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 3, get_world_size=lambda: 4
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+
+    assert find_rank({}) == find_rank({"RANK": "1", "WORLD_SIZE": "2"}) == (3, 4)
+    assert find_world_size({}) == 4
+    assert find_gpu_uuid(environ={"GPUENERGYD_GPU_UUID": "GPU-a,GPU-b,GPU-c,GPU-d"}) == "GPU-d"
 
 
 def test_gpu_uuid_is_the_argument_or_from_the_environment_or_unknown() -> None:

@@ -51,7 +51,8 @@ class VirtualReplicas:
         replica = self.replicas[number]
         own_time_s = replica.pace.own_time_s
         if own_time_s is not None:
-            self.feed(self.group.update_pace(Pace(own_time_s, name(number), replica.now_s)))
+            own = Pace(own_time_s, name(number), replica.now_s, replica.pace.iteration_time_s)
+            self.feed(self.group.update_pace(own))
 
     def feed(self, changes: Iterable[StragglerChange]) -> None:
         """Tell replicas what is imposed on them from now on."""

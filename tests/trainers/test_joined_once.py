@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B  # noqa: E402  after the skip
 
+from gpuenergyd_trainers.autostart.joining import join_pipeline_schedules  # noqa: E402
 from gpuenergyd_trainers.loop import StepMarks  # noqa: E402
 from gpuenergyd_trainers.torch_pipelining import attach  # noqa: E402
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon  # noqa: E402
@@ -67,6 +69,47 @@ def test_a_second_attach_to_a_schedule_returns_the_handle_of_the_first_and_says_
     )
     assert reports
     assert {len(report["instructions"]) for report in reports} == {2 * NUM_MICROBATCHES}
+
+
+def train_by_schedules_of_epochs(_rank: int, socket_path: str) -> Any:
+    lines = LoggedLines()
+    stage = PipelineStage(torch.nn.Linear(4, 4), 0, 1, torch.device("cpu"))
+    batch, handles = torch.ones(8, 4), []
+    for num_microbatches in (4, 4, 8):
+        schedule = Schedule1F1B(stage, num_microbatches, loss_fn=torch.nn.functional.mse_loss)
+        handles.append(attach(schedule, job="titan", gpu_uuid="GPU-0", socket_path=socket_path))
+        for _ in range(NUM_STEPS):
+            schedule.step(batch, target=batch, losses=[])
+    result = len(set(handles)), handles[0].is_attached, handles[0].num_errors, lines.warnings
+    handles[0].detach()
+    schedule.step(batch, target=batch, losses=[])
+    return result
+
+
+def test_schedules_that_are_made_anew_for_the_same_stages_are_one_rank(tmp_path: Path) -> None:
+    """The first step of each is no iteration, and with another number of microbatches the rank registers again."""
+    with FakeDaemon(tmp_path) as daemon:
+        (result,) = run_ranks(1, tmp_path, train_by_schedules_of_epochs, daemon.socket_path)
+        registrations = [daemon.registrations.get() for _ in range(daemon.registrations.qsize())]
+        reports = [daemon.reports.get() for _ in range(daemon.reports.qsize())]
+
+    assert result == (1, True, 0, [])
+    assert [len(registration["order"]) for registration in registrations] == [8, 16]
+    assert [len(report["instructions"]) for report in reports] == 2 * (NUM_STEPS - 1) * [8] + (NUM_STEPS - 1) * [16]
+
+
+def test_a_schedule_joins_at_its_first_step_that_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind: Any = type("Schedule", (), {"step": lambda _self: None, "_has_backward": False, "__module__": "schedules"})
+    joined: list[Any] = []
+    monkeypatch.setenv("GPUENERGYD_SOCKET", str(tmp_path))
+    monkeypatch.setattr("gpuenergyd_trainers.torch_pipelining.attach_at_step", joined.append)
+    join_pipeline_schedules(SimpleNamespace(Schedule=kind, __name__="schedules"))  # type: ignore[arg-type]  # a double
+    schedules = [kind(), kind()]
+    schedules[1]._has_backward = True
+    for schedule in 2 * schedules:
+        schedule.step()
+
+    assert joined == schedules[1:]
 
 
 def train_unmanaged(_rank: int, socket_path: str) -> Any:

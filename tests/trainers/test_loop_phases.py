@@ -187,6 +187,38 @@ def test_phases_are_registered_again_when_most_iterations_run_others(gpu: Gpu, d
     assert daemon.registrations.empty()
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_rank_that_waits_for_others_in_some_iterations_keeps_the_phase_of_that_wait(
+    gpu: Gpu, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, num_ranks: int
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", str(num_ranks))
+
+    def step(*own: Any) -> None:
+        gpu.communication_ms = 41.0 - gpu.communication_ms
+        plain_step(*own)
+
+    with joined(daemon, gpu) as job:
+        assert train(job, gpu, daemon, step=step) == [row for row in ALL if num_ranks > 1 or row[0] != "C"]
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_phases_of_a_model_that_replaces_the_first_are_marked(gpu: Gpu, daemon: FakeDaemon, is_kept: bool) -> None:  # noqa: FBT001  a parameter
+    with joined(daemon, gpu) as job:
+        model = gpu.model()
+        assert train(job, gpu, daemon, model=model) == ALL
+        kept, model = model if is_kept else None, gpu.model()
+        optimizer = gpu.optimizer(model)
+        for batch in islice(batches(), 6):
+            with job.iteration():
+                plain_step(model, optimizer, batch)
+            gpu.device.sleep(1.0)
+    reports = [daemon.reports.get(timeout=WAIT_LIMIT_S) for _ in range(6)]
+
+    assert [[tuple(row[:3]) for row in report["instructions"]] for report in reports[-2:]] == [ALL, ALL]
+    assert (kept is None) is not is_kept
+
+
 def test_a_loop_whose_phases_keep_changing_has_one_instruction(gpu: Gpu, daemon: FakeDaemon) -> None:
     model = gpu.model()
     optimizer, batch = gpu.optimizer(model), torch.ones(2, 4)

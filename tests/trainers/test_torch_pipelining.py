@@ -419,7 +419,7 @@ def test_a_stage_is_wrapped_only_where_its_instructions_are_marked_and_each_is_m
     )
     schedule = SimpleNamespace(step=lambda *, arg_mbs=(3,): stage.forward_one_chunk(*arg_mbs))
     plain, rank = stage.forward_one_chunk, WatchedRank()
-    handle = PipelineHandle(schedule, [stage], rank)  # type: ignore[arg-type]  # a double
+    handle = PipelineHandle(schedule, [stage], rank, 1, None)  # type: ignore[arg-type]  # a double
     first = schedule.step(arg_mbs=[3])  # as torchtitan passes what it has split itself
     rank.sees = False
     schedule.step()

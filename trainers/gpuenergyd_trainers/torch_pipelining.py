@@ -7,17 +7,23 @@ instead (`torch_functions`). Receives, sends and waits are not part of instructi
 and 1F1B (torch's own `pipeline_order` is wrong for the last stage of 1F1B), learned from two equal iterations for all
 other schedules, and checked after every iteration.
 
+A schedule that is made anew for the same stages goes on as the same rank, or attaches again if its order is not known.
+
 Evaluations are not reported, nor is the step after an attach or an evaluation, in which torch runs the stages once more
 to infer shapes. The adapter's own exceptions are counted and suppressed; exceptions of the model are passed on.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack
+from weakref import WeakSet, WeakValueDictionary
 
 from gpuenergyd.client.timing.recorder import NOT_RECORDED
 from gpuenergyd.core.pipeline.graph import Schedule
 from gpuenergyd.core.pipeline.schedules import make_schedule
+from gpuenergyd.wire.messages import OrderRow
 from gpuenergyd_trainers.joining.handle import Call, Handle, WrappedAttribute
 from gpuenergyd_trainers.joining.membership import JoinKeywords, JoinOptions, PipelineRank, join
 from gpuenergyd_trainers.joining.memory import CudaMemory, MemoryMeter, MicrobatchMemory
@@ -35,29 +41,34 @@ _LEARNED_ORDERS = {
     "ScheduleDualPipeV": "dualpipev",
 }
 OTHER_SCHEDULE = "learned"
+_by_stage: "WeakValueDictionary[int, PipelineHandle]" = WeakValueDictionary()
+"""The handles of attached schedules, by the `id` of a stage that the handle keeps alive."""
 
 
 class PipelineHandle(Handle):
     """An attached schedule."""
 
     def __init__(
-        self, schedule: Any, stages: Sequence[Any], rank: OrderedRank, *, memory: MicrobatchMemory | None = None
+        self, schedule: Any, stages: Sequence[Any], rank: OrderedRank, count: int, memory: MicrobatchMemory | None
     ) -> None:
         """Wrap the schedule's step, the stages' compute methods and the loss; give `memory` if the order can change."""
         super().__init__(rank)
         self._memory = memory
         self._schedule = schedule
+        self._later: WeakSet[Any] = WeakSet()
+        """Other schedules of the same stages."""
+        self._num_microbatches = count
         self._active_rank = rank
         self._last_forward_slot = NOT_RECORDED
         self._num_stage_calls = 0
-        self._functions = RegisteredFunctions(schedule, stages, rank.client, lambda: self._num_stage_calls)
-        self._wrapped.append(self._functions)
-        self._wrapped.append(WrappedAttribute(self._schedule, "step", self._around_step))
+        self._stages = tuple(stages)
+        functions, wrapped_step = self._wrap_step(schedule, count)
+        self._wrapped += [functions, wrapped_step]
         if rank.client.may_reorder:
             self._change_orders(stages[0])
         self._instructions: list[WrappedAttribute] = []
         self._are_marked, self._only_requests = True, False
-        self._stay_marked = memory is not None or self._functions.are_marked
+        self._stay_marked = memory is not None or functions.are_marked
         for chunk_index, stage in enumerate(stages):
             for name, kind in (("forward_one_chunk", "F"), ("backward_weight_one_chunk", "W")):
                 self._instructions.append(WrappedAttribute(stage, name, self._around(stage, chunk_index, kind)))
@@ -66,6 +77,28 @@ class PipelineHandle(Handle):
             if stage.is_last and callable(getattr(self._schedule, "_loss_fn", None)):
                 self._instructions.append(WrappedAttribute(self._schedule, "_loss_fn", self._around_loss))
         self._wrapped += self._instructions
+        _by_stage.update({id(stage): self for stage in stages})
+
+    def follow(self, schedule: Any, num_microbatches: int | None = None) -> bool:
+        """Follow another schedule of the same stages as the same rank; return False if its order is not known.
+
+        After `detach`, its wrapped methods remain and do nothing, since it may be one of many that live for an epoch.
+        """
+        if schedule in self._later:
+            return True
+        rank, plan = self._active_rank, getattr(self._schedule, "planned_schedule", None)
+        is_same_class = type(schedule) is type(self._schedule) and getattr(schedule, "planned_schedule", None) == plan
+        if schedule is self._schedule or not is_same_class or rank.client.may_reorder:
+            return False
+        count = _count(schedule, num_microbatches)
+        if count != self._num_microbatches and not rank.can_change_microbatches:
+            return False
+        self._later.add(schedule)
+        self._wrap_step(schedule, count)
+        if callable(getattr(schedule, "_loss_fn", None)):
+            WrappedAttribute(schedule, "_loss_fn", self._around_loss)
+        rank.pause()
+        return True
 
     def _change_orders(self, stage: Any) -> None:
         from gpuenergyd_trainers.torch_reorder import ReorderedSteps  # noqa: PLC0415  imports torch
@@ -100,13 +133,21 @@ class PipelineHandle(Handle):
             for wrapped in self._instructions if are_marked else taken_out:
                 wrapped.put_in()
 
-    def _around_step(self, step: Call) -> Call:
+    def _wrap_step(self, schedule: Any, num_microbatches: int) -> tuple[RegisteredFunctions, WrappedAttribute]:
+        functions = RegisteredFunctions(schedule, self._stages, self._active_rank.client, lambda: self._num_stage_calls)
+        around = partial(self._around_step, schedule, functions, num_microbatches)
+        return functions, WrappedAttribute(schedule, "step", around)
+
+    def _around_step(self, schedule: Any, functions: RegisteredFunctions, num_microbatches: int, step: Call) -> Call:
         def step_in_job(*args: Any, **kwargs: Any) -> Any:
             rank = self._active_rank
             if not rank.is_active:
                 return step(*args, **kwargs)
-            is_training = bool(getattr(self._schedule, "_has_backward", True))
+            is_training = bool(getattr(schedule, "_has_backward", True))
             client = rank.client
+            if is_training and num_microbatches != self._num_microbatches:
+                self._num_microbatches = num_microbatches
+                self.shielded(partial(rank.change_microbatches, num_microbatches))
             is_quick = is_training and self._only_requests and client.num_left > client.num_in_full
             if is_quick and client.begin_next():
                 try:
@@ -126,15 +167,15 @@ class PipelineHandle(Handle):
             if is_training:
                 if self._memory is not None:
                     self.shielded(self._report_memory)
-                self.shielded(self._end_step)
+                self.shielded(partial(self._end_step, functions))
             return result
 
         return step_in_job
 
-    def _end_step(self) -> None:
+    def _end_step(self, functions: RegisteredFunctions) -> None:
         self._active_rank.end_step()
-        if self._functions.obstacle and self._active_rank.is_active:
-            self._active_rank.give_up(self._functions.obstacle)
+        if functions.obstacle and self._active_rank.is_active:
+            self._active_rank.give_up(functions.obstacle)
 
     def _around(self, stage: Any, chunk_index: int, kind: str) -> Any:
         client, is_forward = self._active_rank.client, kind == "F"
@@ -249,13 +290,18 @@ def attach(
             place = replace(place, replica=dp_rank)
         if across_hosts is not None:
             place = replace(place, is_across_hosts=across_hosts)
-        # The number is private in torch; callers can pass it instead.
-        count = int(schedule._n_microbatches) if num_microbatches is None else num_microbatches  # noqa: SLF001
+        count = _count(schedule, num_microbatches)
         planned = _planned_schedule(schedule, place.pipeline.size, count)
+        name = planned.name if planned else _LEARNED_ORDERS.get(type(schedule).__name__, OTHER_SCHEDULE)
+
+        def order_of(number: int) -> tuple[OrderRow, ...]:
+            return order_rows(make_schedule(name, place.pipeline.size, number), place.pipeline.rank)
+
         return PipelineRank(
             framework="torch.distributed.pipelining",
-            schedule_name=planned.name if planned else _LEARNED_ORDERS.get(type(schedule).__name__, OTHER_SCHEDULE),
+            schedule_name=name,
             expected_order=None if planned is None else order_rows(planned, place.pipeline.rank),
+            order_of=None if planned is None or hasattr(schedule, "planned_schedule") else order_of,
             num_microbatches=count,
             num_chunks=len(own),
             place=place,
@@ -265,11 +311,33 @@ def attach(
 
     def make_handle(rank: OrderedRank) -> PipelineHandle:
         own = _stages(schedule, stages)
-        return PipelineHandle(schedule, own, rank, memory=_memory_of(rank, own[0], options.get("memory")))
+        memory = _memory_of(rank, own[0], options.get("memory"))
+        return PipelineHandle(schedule, own, rank, _count(schedule, num_microbatches), memory)
 
-    return join(
+    return _earlier(schedule, stages, num_microbatches, is_replaced=False) or join(
         JoinOptions(job=job, **options), describe, make_handle, target=schedule, target_name=type(schedule).__name__
     )
+
+
+def _earlier(schedule: Any, stages: Sequence[Any] | None, num: int | None, *, is_replaced: bool) -> Handle | None:
+    """Return the handle of a schedule of the same stages if it can follow this one, else detach it if `is_replaced`."""
+    with suppress(Exception):  # an unsupported schedule is reported when it is attached
+        (handle,) = {_by_stage.get(id(stage)) for stage in _stages(schedule, stages)}
+        if handle is not None and handle.is_attached and handle.follow(schedule, num):
+            return handle
+        if handle is not None and is_replaced:
+            handle.detach()
+    return None
+
+
+def attach_at_step(schedule: Any) -> Handle:
+    """Attach a schedule that trains now, instead of an earlier one of the same stages whose order differs."""
+    return _earlier(schedule, None, None, is_replaced=True) or attach(schedule)
+
+
+def _count(schedule: Any, num_microbatches: int | None) -> int:
+    """Return the number of microbatches; as it is private in torch, callers can pass it instead."""
+    return int(schedule._n_microbatches) if num_microbatches is None else num_microbatches  # noqa: SLF001  as above
 
 
 def _planned_schedule(schedule: Any, num_pp_ranks: int, num_microbatches: int) -> Schedule | None:

@@ -12,7 +12,8 @@ are seen or they differ each time. The same holds for a loop that steps several 
 forward and backward passes, since these do not form one chain of phases.
 
 Phases are registered again when others have run for a while, for instance since more microbatches are accumulated, or
-since the first steps were skipped because their gradients overflowed. If most iterations run others, but not always the
+since the first steps were skipped because their gradients overflowed. When iterations have none, because the program
+trains another model, that one is searched for. If most iterations run others, but not always the
 same, the loop has one instruction per iteration.
 """
 
@@ -36,7 +37,8 @@ SHORTEST_PHASE_RATIO = 0.01
 _MIN_LEARNED, _MAX_LEARNED = 3, 24
 """Fewest and most iterations measured before phases are registered; the first iteration differs from the others."""
 _NUM_ALIKE = 3
-"""Iterations in a row with equal numbers of phases, other than registered, after which all phases are marked."""
+"""Iterations in a row with equal numbers of phases, other than registered, after which all phases are marked; and those
+without any, after which their model is searched for again."""
 WHOLE_ITERATION: tuple[OrderRow, ...] = (("F", 0, 0),)
 _NS_PER_S = 1e9
 
@@ -85,8 +87,7 @@ class PhaseMarks:
         """Whether the present iteration is recorded together with others, so that nothing of it is marked."""
         self._kind = ""
         self._slot = NOT_RECORDED
-        self._microbatch = 0
-        self._num_steps = 0
+        self._microbatch = self._num_steps = self._num_unseen = 0
         self._num_phases = self._num_usual = 0
         """Phases of the present iteration so far, marked or not, and of an iteration when they were registered."""
         self._recent: deque[int] = deque(maxlen=_MAX_LEARNED)
@@ -99,8 +100,12 @@ class PhaseMarks:
         self._has_seen_model = False
         self.when_whole: Callable[[], None] = _do_nothing
         """Called when phases are no longer marked."""
+        self.when_unseen: Callable[[], None] = _do_nothing
+        """Called when the newest iterations had no phases, because the program trains another model."""
+        self._num_unseen = 0
         self.num_errors = 0
         """Number of suppressed exceptions."""
+        self.waits_for_others = False
 
     def follow(self, client: RankClient) -> None:
         self._client = client
@@ -192,11 +197,16 @@ class PhaseMarks:
             self._kind, self._slot = "", NOT_RECORDED
             self.is_in_iteration = False
             if self._has_phases:
+                self._num_unseen = 0
                 self._begin("D", 0)
                 self._kind, self._slot = "", NOT_RECORDED
                 self._see_change()
             elif self._is_learning and (self._num_begun >= _MIN_LEARNED or not self._has_seen_model):
                 self.register_whole()
+            elif not (self._is_learning or self.is_whole):
+                self._num_unseen += 1
+                if self._num_unseen % _NUM_ALIKE == 0:
+                    self.when_unseen()
             client.end_iteration()
         except Exception:  # noqa: BLE001  must not reach training
             self.num_errors += 1
@@ -318,7 +328,8 @@ class PhaseMarks:
         order = None
         if len(self._learned) >= _MIN_LEARNED:
             newest = list(self._learned)[-2:]
-            order, self._num_usual = kept_phases(newest), len(newest[-1].instructions)
+            order = kept_phases(newest, waits_for_others=self.waits_for_others)
+            self._num_usual = len(newest[-1].instructions)
         if order is None and self._num_begun > _MAX_LEARNED:
             order = WHOLE_ITERATION
         if order == WHOLE_ITERATION:
@@ -344,7 +355,8 @@ class PhaseMarks:
     def _change(self) -> None:
         """Register the phases of most iterations, once two iterations in which all of them were timed are known."""
         newest = list(self._learned)[-2:]
-        order = kept_phases(newest) if len(newest[-1].instructions) == self._num_wanted else None
+        is_wanted = len(newest[-1].instructions) == self._num_wanted
+        order = kept_phases(newest, waits_for_others=self.waits_for_others) if is_wanted else None
         if order == WHOLE_ITERATION:
             self._become_whole()
         elif order is not None and self._client is not None:
@@ -359,10 +371,11 @@ def _do_nothing() -> None:
     """Stand in for a function that removes hooks if there are none."""
 
 
-def kept_phases(iterations: list[IterationTimes]) -> tuple[OrderRow, ...] | None:
+def kept_phases(iterations: list[IterationTimes], *, waits_for_others: bool) -> tuple[OrderRow, ...] | None:
     """Return the phases long enough for a clock of their own; None if the iterations ran different phases.
 
-    If fewer than two kinds are long enough, return the whole iteration. A forward is kept with its backward.
+    If fewer than two kinds are long enough, return the whole iteration. A forward is kept with its backward. A wait for
+    data counts by its longest time, as it is unknown before a pause; one for others too, as it differs each time.
     """
     orders = [tuple((kind, index, chunk) for kind, index, chunk, *_ in times.instructions) for times in iterations]
     order = orders[-1]
@@ -372,8 +385,8 @@ def kept_phases(iterations: list[IterationTimes]) -> tuple[OrderRow, ...] | None
     end_ns = last.next_begin_mono_ns or last.end_mono_ns
     shortest_ns = max(SHORTEST_PHASE_S * _NS_PER_S, SHORTEST_PHASE_RATIO * (end_ns - last.begin_mono_ns))
     lasted_ns = [[_duration_ns(times, number) for times in iterations] for number in range(len(order))]
-    # Before a pause, the wait for data is unknown.
-    longest_ns = {row: (max if row[0] == "D" else min)(own) for row, own in zip(order, lasted_ns, strict=True)}
+    waits = {"D", "C"} if waits_for_others else {"D"}
+    longest_ns = {row: (max if row[0] in waits else min)(own) for row, own in zip(order, lasted_ns, strict=True)}
     kinds = {row[0] for row in order if longest_ns[row] >= shortest_ns}
     if len(kinds) < 2:  # one clock for all
         return WHOLE_ITERATION

@@ -132,6 +132,8 @@ class PaceEstimator:
     """Pace estimator of one replica; `own_time_s` is None until it has run at full speed."""
 
     own_time_s: float | None = None
+    iteration_time_s: float | None = None
+    """How long the newest iteration took."""
     num_readings: int = 0
     """Number of times that `own_time_s` has been estimated."""
     _slowness: ClockSlowness = field(default_factory=ClockSlowness)
@@ -161,7 +163,7 @@ class PaceEstimator:
             is_at_straggler_pace: whether a straggler is known to set the pace.
             least_overhead_s: smallest overhead among the other replicas, None if unknown; time beyond it is a wait.
         """
-        samples = observation.instruction_samples
+        samples, self.iteration_time_s = observation.instruction_samples, observation.iteration_time_s
         if purpose is PlanPurpose.BASELINE:
             self._slowness.learn_full_speed(samples)
         observed = observation

@@ -9,6 +9,7 @@ Readings scatter, on a busy host by many percent. A replica is therefore a strag
 four or eight readings differs from that of the waiting replica by more than a multiple of its standard error. Where
 single readings are too noisy to follow, the median over more of them is. A straggler that recovers soon was probably
 noise: the next one needs twice as many readings. After one slow reading a replica is suspected: plans are prepared.
+A replica whose iterations end earlier than the slower one's waits for nobody: some processes train each for itself.
 
 Paces come from jobs of this daemon and, through clients, from replicas elsewhere. Time is an argument, in host
 monotonic seconds; a pace expires unless it is updated.
@@ -19,7 +20,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from statistics import mean, median
+from statistics import mean, median, median_low
 
 from gpuenergyd.core.measurement.robust import MEDIAN_PER_MEAN_ERROR, NORMAL_PER_MAD
 
@@ -43,6 +44,8 @@ _MEDIAN_SIGMA = MEDIAN_PER_MEAN_ERROR / math.sqrt(_MEDIAN_READINGS)
 _SHORT_READINGS = 12
 """A straggler that recovers within this number of readings was probably noise."""
 _MAX_ENTER_READINGS = 64
+_LEAST_WAITED = 0.5
+"""Share of the difference to a slower replica by which iterations are longer if they wait for it: half, for noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ class Pace:
     own_time_s: float
     replica: str
     at_mono_s: float
+    iteration_time_s: float | None = None
+    """How long its newest iteration took, waits for others included; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +142,8 @@ class ReplicaGroup:
     _waiting: dict[str, _Waiting] = field(default_factory=dict)
     _readings_s: dict[str, deque[float]] = field(default_factory=dict)
     """For each replica, its last readings, without repetitions of the same value."""
+    _iterations_s: dict[str, deque[float]] = field(default_factory=dict)
+    """For each replica, how long its last iterations took."""
 
     @property
     def job_ids(self) -> frozenset[str]:
@@ -152,6 +159,7 @@ class ReplicaGroup:
         self._paces.pop(job_id, None)
         self._elsewhere.pop(job_id, None)
         self._readings_s.pop(job_id, None)
+        self._iterations_s.pop(job_id, None)
         self._readings_s.pop(_elsewhere_of(job_id), None)
         return self.expire_paces(now_mono_s)
 
@@ -159,6 +167,8 @@ class ReplicaGroup:
         """Update the pace of a job of this daemon; return the resulting changes."""
         self._paces[pace.replica] = pace
         self._keep(pace.replica, pace.own_time_s)
+        if pace.iteration_time_s is not None:
+            self._iterations_s.setdefault(pace.replica, deque(maxlen=_MEDIAN_READINGS)).append(pace.iteration_time_s)
         mine = self._changes((pace.replica,), pace.at_mono_s, reading=None)
         return mine + self._changes(self._waiting.keys() - {pace.replica}, pace.at_mono_s, reading=pace)
 
@@ -237,7 +247,8 @@ class ReplicaGroup:
         is_settled = len(waiting.readings) >= num_needed
         if before is None:
             is_slow = least.own_time_s > own.own_time_s * (1 + rules.enter_ratio)
-            return least if is_settled and is_slow and self._is_no_noise(waiting, own, sigma) else None
+            is_seen = is_settled and is_slow and self._is_no_noise(waiting, own, sigma)
+            return least if is_seen and self._waits_for(least, own, len(waiting.readings)) else None
         change_ratio = max(rules.change_ratio, _AT_SIGMA * sigma)
         if slowest.own_time_s < before.own_time_s * (1 - change_ratio):
             waiting.change(slowest, 1)
@@ -263,6 +274,13 @@ class ReplicaGroup:
             if is_beyond:
                 return True
         return False
+
+    def _waits_for(self, slower: Pace, own: Pace, num_readings: int) -> bool:
+        """Return whether a replica's newest iterations show that it waits for a slower one; elsewhere, always."""
+        is_here = slower.replica in self._paces
+        newest_s = list(self._iterations_s.get(own.replica, ()))[-num_readings:] if is_here else []
+        waited_s = median_low(newest_s) - own.own_time_s if newest_s else math.inf
+        return waited_s >= _LEAST_WAITED * (slower.own_time_s - own.own_time_s)
 
     def _keep(self, replica: str, own_time_s: float) -> None:
         """Keep a reading for the scatter estimate; ignore a repetition of the same value."""

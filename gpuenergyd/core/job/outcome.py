@@ -112,7 +112,7 @@ def _find_outcome(job: Job, *, is_member: bool, is_observing: bool, waits_for: s
     num_tuned = job.knowledge.num_iterations_for[PlanPurpose.TUNED]
     if num_tuned:
         outcome = _under_plans(job, num_tuned, is_member=is_member)
-        later = f"; then at full speed: {reason}" if phase in _AT_FULL_SPEED else ""
+        later = f"; then at full speed: {reason.removeprefix('at full speed ')}" if phase in _AT_FULL_SPEED else ""
         return Outcome(outcome.kind, outcome.reason + later)
     if phase is JobPhase.TUNED and not job.current_plan.ranks and not can_save(job, is_member=is_member):
         return Outcome(OutcomeKind.NOTHING_TO_SAVE, reason)

@@ -99,12 +99,13 @@ class Replicas:
         return job_id in self._with_replicas
 
     def compare_pace(self, runner: RunningJob) -> None:
-        own_time_s = runner.job.knowledge.pace.own_time_s
+        pace = runner.job.knowledge.pace
         group = self._group(runner.job_id) if self.has_replicas(runner.job_id) else None
         if group is None:
             return
-        if own_time_s is not None:  # unknown for some iterations after a change of the number of microbatches
-            self._follow(group.update_pace(Pace(own_time_s, runner.job_id, time.monotonic())))
+        if pace.own_time_s is not None:  # unknown for some iterations after a change of the number of microbatches
+            own = Pace(pace.own_time_s, runner.job_id, time.monotonic(), pace.iteration_time_s)
+            self._follow(group.update_pace(own))
         self._prepare(group)
         job_ids = sorted(group.job_ids, key=lambda job_id: self._dp_ranks[job_id])
         share_budget([self._targets[job_id] for job_id in job_ids])

@@ -44,6 +44,20 @@ def test_a_replica_slower_in_two_readings_becomes_the_straggler_of_all_others() 
     assert "c takes 1.2 s" in second[0].reason
 
 
+@pytest.mark.parametrize(("lasts_s", "waits"), [(1.0, False), (1.1, False), (1.4, True)])
+def test_replicas_that_do_not_wait_for_each_other_have_no_straggler(lasts_s: float, waits: bool) -> None:  # noqa: FBT001  a parameter
+    replicas = group("a", "b")
+
+    changes = [
+        change
+        for at_s in range(20)
+        for pace in (Pace(1.0, "a", float(at_s), lasts_s), Pace(1.4, "b", float(at_s), 1.4))
+        for change in replicas.update_pace(pace)
+    ]
+
+    assert [straggler_pace_s(change) for change in changes] == ([1.4] if waits else [])
+
+
 @pytest.mark.parametrize("after_s", [1.04, 1.1, 1.3])
 def test_a_pace_that_has_changed_once_is_followed_once(after_s: float) -> None:
     """The readings before the change do not bring the former pace back, nor do messages without a new reading."""

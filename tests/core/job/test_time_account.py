@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -211,7 +212,9 @@ def test_a_plan_that_costs_more_than_is_earned_is_stopped_and_resumed() -> None:
 
     account = run.job.control.experiments.account
     assert 0.8 * account.income_s < sum(times_s) - len(times_s) <= account.income_s
-    assert any("until the time account has recovered" in line.reason for line in run.phases)
+    reason = next(line.reason for line in run.phases if "until the time account has recovered" in line.reason)
+    spent_s, income_s, more_s = (float(number) for number in re.findall(r"[\d.]+", reason))
+    assert spent_s < income_s <= spent_s + more_s
     assert run.job.faults.num_faults == 0
 
 

@@ -24,12 +24,12 @@ def join_pipeline_schedules(module: ModuleType) -> None:
     def join(schedule: Any) -> None:
         if "step" in vars(schedule):
             return
-        from gpuenergyd_trainers.torch_pipelining import attach  # noqa: PLC0415  only where it is needed
+        from gpuenergyd_trainers.torch_pipelining import attach_at_step  # noqa: PLC0415  only where it is needed
 
-        attach(schedule)
+        attach_at_step(schedule)
 
     for schedule_class in _classes_with("step", module):
-        _join_at_first("step", schedule_class, join)
+        _join_at_first("step", schedule_class, join, lambda own: getattr(own, "_has_backward", True))  # not to evaluate
 
 
 def join_pipeline_engines(module: ModuleType) -> None:
@@ -138,7 +138,9 @@ def _classes_with(method: str, module: ModuleType) -> list[type]:
     ]
 
 
-def _join_at_first(method: str, owner: type, join: Callable[[Any], None]) -> None:
+def _join_at_first(
+    method: str, owner: type, join: Callable[[Any], None], is_due: Callable[[Any], bool] = lambda _: True
+) -> None:
     if not can_see(find_socket_path()):
         return
     original = vars(owner)[method]
@@ -149,7 +151,7 @@ def _join_at_first(method: str, owner: type, join: Callable[[Any], None]) -> Non
     def joining_first(self: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal has_failed
         try:
-            if not has_failed and self not in joined:
+            if not has_failed and self not in joined and is_due(self):
                 joined.add(self)
                 join(self)
         except Exception as error:  # noqa: BLE001  never raise into a training step

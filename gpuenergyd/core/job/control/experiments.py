@@ -129,16 +129,16 @@ class Experiments:
         chance_s = _UPPER_SIGMAS * baseline.iteration_sigma_s * math.sqrt(n)
         return max(0.0, (self.account.left_s - chance_s) / n + self._earned_s(baseline, target))
 
-    def is_unpaid(self, plan: ClockPlan, baseline: BaselineView, target: PerformanceTarget, *, since: int) -> bool:
-        """Return whether the account cannot pay for the current plan until it could be replaced.
+    def unpaid_s(self, plan: ClockPlan, baseline: BaselineView, target: PerformanceTarget, since: int) -> float | None:
+        """Return what the current plan may cost until it could be replaced; None if the account can pay that.
 
         Iterations before `since` ran for another target and are not used.
         """
         if not self.is_paying:
-            return False
+            return None
         net_s = self._extra_s(plan, baseline, target, since=since) - self._earned_s(baseline, target)
-        ahead = ITERATIONS_AHEAD + self.reports.run_ahead
-        return self.account.balance_s < max(0.0, net_s) * ahead
+        cost_s = max(0.0, net_s) * (ITERATIONS_AHEAD + self.reports.run_ahead)
+        return cost_s if self.account.balance_s < cost_s else None
 
     def _least_iterations(self, baseline: BaselineView, plan: ClockPlan | None = None) -> int:
         """Return the number of iterations that a plan must run to show its cost.

@@ -72,10 +72,11 @@ def _unpaid_reason(control: PlanControl, baseline: BaselineView, target: Perform
     experiments, plan = control.experiments, control.current
     is_in_force = control.has_lease and experiments.ends_at is None and not target.is_power_limited
     evaluated_for, since = control.evaluated_for(target), control.guard.since
-    if not is_in_force or not experiments.is_unpaid(plan, baseline, evaluated_for, since=since):
+    unpaid_s = experiments.unpaid_s(plan, baseline, evaluated_for, since) if is_in_force else None
+    if unpaid_s is None:
         return ""
     account = experiments.account
-    spent = f"{account.cost_s:.2g} of {account.income_s:.2g} s are spent"
+    spent = f"{account.cost_s:.2g} of {account.income_s:.2g} s are spent, and the plan could cost {unpaid_s:.2g} s more"
     experiments.wait_to_resume(plan, baseline, target)
     return f"at full speed until the time account has recovered: {spent}"
 
