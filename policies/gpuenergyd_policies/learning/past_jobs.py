@@ -265,12 +265,26 @@ def _rows_of(curve: KindCurve, classes: Sequence[ClassAtFullSpeed], *, is_time: 
         if not len(before) or abs(math.log(work_s / (len(before) * curve.time_s))) > _MAX_LOG_RATIO:
             found.append(_Row(point.sm_clock_mhz, dict.fromkeys(some, 1 / len(some)), value, sigma, 0.0))
             continue
-        num = min(len(before), len(own))
+        num, (common, errors) = min(len(before), len(own)), _errors(sigma, before[:, 1])
         for part_before, part in zip(_parts(num, len(before)), _parts(num, len(own)), strict=True):
             shares = {k: share for k, share in zip(own, part.tolist(), strict=True) if share}
-            deviation, error = part_before @ before[:, 0], np.linalg.norm(part_before * before[:, 1])
-            found.append(_Row(point.sm_clock_mhz, shares, value + float(deviation), sigma, float(error)))
+            deviation, error = part_before @ before[:, 0], np.linalg.norm(part_before * errors)
+            found.append(_Row(point.sm_clock_mhz, shares, value + float(deviation), common, float(error)))
     return found
+
+
+def _errors(of_mean: float, of_deviations: FloatArray) -> tuple[float, FloatArray]:
+    """Return the error that all stages have in common and those of each, from those of mean and deviations.
+
+    The mean of the stages and their deviations from it are in error together: a stage that alone ran at a clock is
+    known well there, although the mean is not. Two deviations are one with two signs, and tell no stage from the other.
+    """
+    squares, num = np.square(of_deviations), len(of_deviations)
+    if num <= 2:
+        return of_mean, of_deviations
+    shared = float(squares.sum()) / (num * (num - 1))
+    own = np.sqrt(np.maximum((squares - shared) / (1 - 2 / num), 0.0))
+    return math.sqrt(max(of_mean**2 - shared, 0.0)), own
 
 
 def _parts(num: int, num_stages: int) -> FloatArray:
