@@ -13,7 +13,9 @@ power limits hold most of them.
 
 The last plan of a job and the best one from exact knowledge are measured in the same conditions, 60 iterations each; if
 the former is better, it is the best known. A job without a plan counts with its energy at full speed. Slowdowns are
-those of all iterations from the first plan on.
+those of all iterations from the first plan on, against the same iterations of a twin: the same training with the same
+seed, which stays at full speed. The first iterations of the training itself would be no measure of full speed, as its
+GPUs are still cold in them.
 """
 
 import argparse
@@ -37,9 +39,10 @@ from benchmarks.report.printing import print_figures
 from gpuenergyd.core.job.outcome import find_outcome
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
+from gpuenergyd_policies.full_speed import FullSpeed
 from gpuenergyd_sim.driver.device_parameters import MODELS
-from gpuenergyd_sim.virtual_training.random_jobs import random_job
-from tests.support.everything_unkind import best_result, conditions, result_of, training
+from gpuenergyd_sim.virtual_training.random_jobs import TrueJob, random_job
+from tests.support.everything_unkind import Conditions, best_result, conditions, result_of, training
 from tests.support.reference_policy import ReferencePolicy
 
 NUM_ITERATIONS = 150
@@ -74,6 +77,8 @@ class Job:
     best_saving_ratio: float
     regret_ratio: float
     slowdown_ratio: float
+    warming_ratio: float
+    """By how much the twin is slower in these iterations than in iterations 2 to 7, when its GPUs are cold."""
     interval: tuple[float, float] | None
     """The daemon's own interval of the saving."""
     is_covered: bool | None
@@ -173,8 +178,9 @@ def run(seed: int, policy: str = "bubble-aware", gpu_model: str | None = None, *
         true_ratio = sum(results[name].saving_ratio * count for name, count in counted.items()) / counted.total()
         interval = (float(measured.saving_ratio.low), float(measured.saving_ratio.high))
         is_covered = bool(interval[0] <= true_ratio <= interval[1])
-    full_speed_s = mean(time_s for time_s, _, _ in history[2:8])
-    after_s = [time_s for time_s, _, _ in history[first:]] if first is not None else [full_speed_s]
+    twin_s = times_at_full_speed_s(job, under)
+    full_speed_s = mean(twin_s[first or 0 :])
+    after_s = [time_s for time_s, _, _ in history[first:]] if first is not None else twin_s
     return Job(
         seed=seed,
         gpu_model=job.model.key,
@@ -187,10 +193,21 @@ def run(seed: int, policy: str = "bubble-aware", gpu_model: str | None = None, *
         best_saving_ratio=float(best.saving_ratio),
         regret_ratio=float(energy_j / best.energy_j - 1),
         slowdown_ratio=float(mean(after_s) / full_speed_s - 1),
+        warming_ratio=float(full_speed_s / mean(twin_s[2:8]) - 1),
         interval=interval,
         is_covered=is_covered,
         outcome=find_outcome(state).reason,
     )
+
+
+def times_at_full_speed_s(job: TrueJob, under: Conditions) -> list[float]:
+    """Return the times of all iterations of a job's twin, which stays at full speed."""
+    twin = training(job, under, FullSpeed())
+    try:
+        twin.run(NUM_ITERATIONS)
+    finally:
+        twin.close()
+    return [time_s for time_s, _, _ in twin.history]
 
 
 def _late_quantile(iterations: Sequence[int | None], share: float) -> int | None:

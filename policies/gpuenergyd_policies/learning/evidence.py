@@ -104,11 +104,8 @@ def _mean_energy(members: Sequence[RankEnergy], noise_ratio: float, waits: Colle
     spent_s: dict[tuple[InstructionClass | None, int], float] = defaultdict(float)
     for member in members:
         for share in member.time_at:
-            key = None
-            if share.kind is not None:
-                key = InstructionClass(member.pp_rank, share.kind, share.chunk_index)
-                key = None if key in waits else key
-            spent_s[key, share.sm_clock_mhz] += share.time_s / len(members)
+            key = None if share.kind is None else InstructionClass(member.pp_rank, share.kind, share.chunk_index)
+            spent_s[None if key in waits else key, share.sm_clock_mhz] += share.time_s / len(members)
     spent = tuple(TimeSpent(key, clock, time_s) for (key, clock), time_s in spent_s.items())
     sigma = math.hypot(noise_ratio / math.sqrt(len(members)), COMMON_ERROR_RATIO)
     return EnergySeen(members[0].pp_rank, fmean(m.energy_j or 0.0 for m in members), sigma, spent)

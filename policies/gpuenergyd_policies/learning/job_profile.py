@@ -235,12 +235,8 @@ def _waiting(observations: Sequence[IterationObservation], gpus: Sequence[GpuVie
     known = [gpu.blocking_power_w for gpu in gpus if gpu.blocking_power_w is not None]
     if len(known) == len(gpus):
         return Waiting(fmean(known), _WAITING_SIGMA_RATIO, _WAITING_EXPONENT, _WAITING_EXPONENT_SIGMA)
-    powers_w = [
-        rank.energy_j / rank.window_s
-        for observation in observations
-        for rank in observation.ranks
-        if rank.energy_j is not None and rank.window_s > 0
-    ]
+    ranks = [rank for observation in observations for rank in observation.ranks if rank.window_s > 0]
+    powers_w = [rank.energy_j / rank.window_s for rank in ranks if rank.energy_j is not None]
     if not powers_w:
         raise NotEnoughDataError("no energy was measured at full speed")
     mean_w = fmean(powers_w)

@@ -43,7 +43,6 @@ _MAX_LOG_RATIO = 0.03
 _MAX_SIGMAS = 2.5
 _SINGLE_CLOCK_SIGMA = 0.005
 """Scatter of single clocks between jobs of grade 1."""
-
 _MAX_STAGES = 4
 """Stages whose mean stands for that of all: more take long to compute, and differ little."""
 
@@ -265,12 +264,25 @@ def _rows_of(curve: KindCurve, classes: Sequence[ClassAtFullSpeed], *, is_time: 
         if not len(before) or abs(math.log(work_s / (len(before) * curve.time_s))) > _MAX_LOG_RATIO:
             found.append(_Row(point.sm_clock_mhz, dict.fromkeys(some, 1 / len(some)), value, sigma, 0.0))
             continue
-        num = min(len(before), len(own))
+        num, (common, errors) = min(len(before), len(own)), _errors(sigma, before[:, 1])
         for part_before, part in zip(_parts(num, len(before)), _parts(num, len(own)), strict=True):
             shares = {k: share for k, share in zip(own, part.tolist(), strict=True) if share}
-            deviation, error = part_before @ before[:, 0], np.linalg.norm(part_before * before[:, 1])
-            found.append(_Row(point.sm_clock_mhz, shares, value + float(deviation), sigma, float(error)))
+            deviation, error = part_before @ before[:, 0], np.linalg.norm(part_before * errors)
+            found.append(_Row(point.sm_clock_mhz, shares, value + float(deviation), common, float(error)))
     return found
+
+
+def _errors(of_mean: float, of_deviations: FloatArray) -> tuple[float, FloatArray]:
+    """Return the error that all stages have in common and that of each, from those of their mean and deviations.
+
+    These are in error together: a stage that alone ran at a clock is known well there, although the mean is not.
+    """
+    squares, num = np.square(of_deviations), len(of_deviations)
+    if num <= 2:  # two deviations are one with two signs
+        return of_mean, of_deviations
+    shared = float(squares.sum()) / (num * (num - 1))
+    own = np.sqrt(np.maximum((squares - shared) / (1 - 2 / num), 0.0))
+    return math.sqrt(max(of_mean**2 - shared, 0.0)), own
 
 
 def _parts(num: int, num_stages: int) -> FloatArray:
@@ -294,12 +306,9 @@ def prior_view(gpu_model_name: str, past_jobs: Sequence[PastJob]) -> PriorView:
     nothing = points_of(classes, []), Evidence(np.zeros((0, 0)), np.zeros(0), np.zeros((0, 0)))
     alone = (OwnEvidence(CurveModel(*of_kind), *nothing) for of_kind in ((prior.time, TIME), (prior.power, POWER)))
     used, time, power = posteriors(wanted, past, classes, *alone)
-    beliefs = zip(np.exp(time.mean), time.sigma, np.exp(power.mean), power.sigma, strict=True)
-    points = [
-        PriorPoint(ratio, *map(float, belief))
-        for ratio, belief in zip(CLOCK_RATIOS * len(classes), beliefs, strict=True)
-    ]
-    num = len(CLOCK_RATIOS)
+    num, ratios = len(CLOCK_RATIOS), CLOCK_RATIOS * len(classes)
+    beliefs = zip(ratios, np.exp(time.mean), time.sigma, np.exp(power.mean), power.sigma, strict=True)
+    points = [PriorPoint(*map(float, belief)) for belief in beliefs]
     curves = [PriorCurve(own.key.kind, tuple(points[k * num : (k + 1) * num])) for k, own in enumerate(classes)]
     return PriorView(gpu_model_name, prior.basis, 0 if used is None else 1, tuple(curves))
 

@@ -52,8 +52,6 @@ def caution_within_risk(
     max_late_ratio: float = MAX_LATE_RATIO,
 ) -> Caution:
     """Return about the least caution whose plan keeps within the limit, or the last one; plans are solved roughly."""
-    if not caution_sigmas:
-        raise ValueError("caution_sigmas: empty; give at least one")
     draws_s = fitted.drawn_times_s(NUM_DRAWS, random)
 
     def tried(sigmas: float) -> Caution:

@@ -239,6 +239,17 @@ def test_a_stage_of_twice_the_layers_is_the_mean_of_two_before() -> None:
     assert stage_means(fitted(0.8, halves)) == pytest.approx(stage_means(fitted(0.8, wholes)), abs=0.003)
 
 
+def test_a_clock_that_one_stage_alone_ran_at_is_known_better_in_this_stage_than_in_the_mean() -> None:
+    job = here(past_job())
+    stages = (StagesAtClock(1005, ((0.0, 0.003), (0.0, 0.0048), (0.0, 0.0048))),)
+    curves = tuple(replace(curve, stages=stages) for curve in job.learned.curves)
+
+    known = fitted(0.8, replace(job, learned=replace(job.learned, curves=curves)))
+
+    of_first, of_second = (known.time.sigma[known.index_of()[InstructionClass(rank, F), 1005]] for rank in (0, 1))
+    assert of_first < 0.65 * of_second
+
+
 def test_stages_of_other_layers_that_took_as_long_as_a_jobs_are_taken_for_them_in_order() -> None:
     job = with_stages(recut(6, work_ratio=2.0), {0: 0.2, 1: 0.06, 2: 0.0, 3: 0.0, 4: -0.06, 5: -0.2})
     log_times = (0.1, 0.01, -0.2, 0.0, -0.01, 0.1)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 
 from gpuenergyd.core.pipeline.graph import dependency_graph, one_forward_one_backward
 from gpuenergyd_policies.learning.risk import CAUTION_SIGMAS, MAX_LATE_RATIO, Caution, caution_within_risk
@@ -52,10 +51,3 @@ def test_the_last_caution_is_taken_if_none_is_within_the_limit() -> None:
 
     assert found.sigmas == CAUTION_SIGMAS[-1]
     assert found.late_ratio > MAX_LATE_RATIO
-
-
-def test_caution_sigmas_may_not_be_empty() -> None:
-    with pytest.raises(ValueError, match="caution_sigmas: empty"):
-        caution_within_risk(
-            GRAPH, fitted(0.8, 1.5, []), deadline_s=1.0, random=np.random.default_rng(1), caution_sigmas=()
-        )
