@@ -256,8 +256,9 @@ class ClaimingJob:
         return a100_waiting_power_w(sm_clock_mhz) if self.gpu is None else blocking_power_w(self.gpu, sm_clock_mhz)
 
     def run(self, num_iterations: int) -> dict[str, Any]:
-        """Train; return what was printed at the end, the truth, and when a saving was first significant."""
+        """Train; return what was printed at the end, the truth, and, if it counts, when a saving was significant."""
         training, first_claim = self.training, None
+        is_awaited = self.plan == "saves" and self.kind in HOLD_STILL
         for index in range(num_iterations):
             self.work.index = index
             training.step_overhead_s = self.host_s * self.world.host_factor(index)
@@ -265,8 +266,8 @@ class ClaimingJob:
                 begins = [at for at, _, plan_id, _ in training.slices if "tuned" in plan_id]
                 self.world.plan_begins_at = begins[0] if begins and begins[0] <= index else None
             training.run(1)
-            if first_claim is None and (saving := self._printed()[0]) is not None and saving.low > 0:
-                first_claim = index + 1
+            if is_awaited and (saving := self._printed()[0]) is not None and saving.low > 0:
+                first_claim, is_awaited = index + 1, False
         saving, slowdown = self._printed()
         estimate = training.job.estimate()
         since = 0 if estimate is None else estimate.since_iteration
