@@ -208,7 +208,7 @@ class NvmlHost:
         if values is None:
             return (None,) * len(_FIELDS_SMOOTHING)
         found = tuple(int(value.value.uiVal) if value.nvmlReturn == 0 else None for value in values)
-        if all(value is None for value in found):
+        if NEVER_HERE.issuperset(value.nvmlReturn for value in values):
             device.unsupported.add(name)
         return found
 
@@ -394,7 +394,7 @@ class NvmlHost:
                 power_mw = int(values[0].value.uiVal)
             if values[1].nvmlReturn == 0:
                 energy_mj = int(values[1].value.ullVal)
-            if power_mw is None and energy_mj is None:
+            if NEVER_HERE.issuperset(value.nvmlReturn for value in values):
                 device.unsupported.add("nvmlDeviceGetFieldValues")
         if power_mw is None:
             power_mw = self._ask(gpu_uuid, "nvmlDeviceGetPowerUsage")

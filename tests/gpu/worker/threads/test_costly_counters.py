@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from gpuenergyd.errors import DriverError
 from gpuenergyd.gpu.device import EnergyReading
 from tests.support.costly_counters import PERIOD_NS, CostlyHost, Levels, Trace
 from tests.support.measured_tables import DATA
@@ -76,6 +77,17 @@ def test_a_counter_that_costs_nothing_is_read_with_all_other_values() -> None:
     assert sum(at_ns > 5 * S for _, at_ns, _ in host.energy_calls) > 50
 
 
+@pytest.mark.parametrize("period_ms", [2, 10, 20, 40])
+def test_a_costly_counter_that_moves_often_is_read_once_a_second_and_dated(period_ms: int) -> None:
+    own = Levels(WAITING, until_ns=END_NS + 5 * S, seed=1)
+    own.period_ns = period_ms * 1e6
+    host = CostlyHost([own], END_NS, 1).run()
+
+    assert host.cpu_ratio_between(0, SETTLED_NS, END_NS) < 0.012
+    true_j = own.true_j(END_NS - 5 * S) - own.true_j(SETTLED_NS)
+    assert host.counter(0).energy_j(SETTLED_NS, END_NS - 5 * S) == pytest.approx(true_j, rel=0.005)
+
+
 class Shifted(Levels):
     """A counter whose updates are a third of a period later from an instant on: the driver was loaded anew."""
 
@@ -108,6 +120,24 @@ def test_a_counter_that_begins_anew_is_reported_once_and_learned_anew() -> None:
     assert host.num_resets == 1
     assert host.counter(0).energy_j(20 * S, 30 * S) is None
     assert host.counter(0).energy_j(30 * S, 38 * S) == pytest.approx(8 * 690.0, rel=0.02)
+
+
+class Absent(CostlyHost):
+    """A driver that is absent for two seconds, as while it is loaded anew."""
+
+    def read_energy(self, gpu_uuid: str) -> EnergyReading:
+        """Read, or fail."""
+        if 24 * S < self.now_ns < 26 * S:
+            raise DriverError("the driver is not loaded")
+        return super().read_energy(gpu_uuid)
+
+
+@pytest.mark.fault(48)
+@pytest.mark.parametrize("cpu_ratio", [0.0, 1.0], ids=["cheap", "costly"])
+def test_a_counter_that_begins_anew_while_it_cannot_be_read_is_reported(cpu_ratio: float) -> None:
+    host = Absent([Restarted(STEADY, until_ns=END_NS, seed=1)], 40 * S, seed=1, cpu_ratio=cpu_ratio).run()
+
+    assert host.num_resets == 1
 
 
 class WithoutCounter(CostlyHost):

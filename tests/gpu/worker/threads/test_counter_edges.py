@@ -202,7 +202,6 @@ def test_decreasing_counter_restarts_the_tracking() -> None:
 
     edges.observe(1_601_000_000, 3.0)
 
-    assert edges.num_resets == 1
     assert edges.edge_mono_ns is None
     assert edges.edge_energy_j is None
 
