@@ -15,10 +15,9 @@ import pytest
 
 from gpuenergyd.core.host.energy_scope import EnergyScope
 from gpuenergyd.errors import DriverError, GpuError, GpuLostError, GpuPermissionError, GpuUnsupportedError
-from gpuenergyd.gpu.device import EnergyReading
 from gpuenergyd.gpu.drivers.nvml import NvmlHost
 from gpuenergyd.gpu.drivers.nvml_errors import nvml_error
-from gpuenergyd.gpu.worker.threads.followed_counter import FollowedCounter
+from gpuenergyd.gpu.worker.threads.counter_edges import EnergyEdges
 from gpuenergyd_sim.driver.device_model import InstructionWork
 from gpuenergyd_sim.driver.host import SimulatedHost
 from tests.gpu.conftest import NvmlWorld
@@ -142,18 +141,17 @@ def test_gpu_that_is_lost_from_the_start_hides_no_other(nvml_world: NvmlWorld) -
 @pytest.mark.fault(48)
 def test_driver_reload_is_survived_and_the_counter_restarts(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
     gpu = nvml_world.gpus[0]
-    counter = FollowedCounter()
-    counter.observe(EnergyReading(1, 0, nvml_host.read(gpu).total_energy_j))
+    edges = EnergyEdges()
+    edges.observe(1, nvml_host.read(gpu).total_energy_j)
 
     nvml_world.simulated.reload_driver()
     nvml_world.control.reload_driver()
     after = nvml_host.read(gpu)
-    counter.observe(EnergyReading(2, 0, after.total_energy_j))
+    edges.observe(2, after.total_energy_j)
 
     assert after.total_energy_j is not None
     assert after.total_energy_j < 1000.0
-    assert counter.num_resets == 1
-    assert counter.newest_edge is None
+    assert edges.edge_energy_j is None
 
 
 def test_mig_and_missing_clocks_make_a_gpu_observe_only_with_the_reason(nvml_world: NvmlWorld) -> None:

@@ -26,15 +26,12 @@ class FollowedCounter:
 
     call_ns: int = 0
     """Duration of the last call that read the energy counter alone."""
-    num_resets: int = 0
-    """How often its value has fallen, also while it could not be read."""
     edges: EnergyEdges = field(default_factory=EnergyEdges)
     """Follows a counter that costs little."""
     learner: GridLearner | None = None
     """Learns the grid of a costly one."""
     predicted: PredictedEdges | None = None
     """Follows a costly one whose grid is known."""
-    _last_j: float | None = None
     _num_costly: int = 0
     _rare_read_ns: int = 0
     """Next reading of a costly counter that is not predicted; 0 if there is none."""
@@ -96,7 +93,6 @@ class FollowedCounter:
 
     def observe_alone(self, reading: EnergyReading) -> None:
         self.call_ns = reading.took_ns
-        self._count_reset(reading.total_energy_j)
         self._num_costly = self._num_costly + 1 if reading.cpu_ns >= _COSTLY_CPU_NS else 0
         if self.is_read_apart:
             self._observe_apart(reading)
@@ -108,13 +104,7 @@ class FollowedCounter:
 
     def observe(self, reading: EnergyReading) -> None:
         """Process a reading of a counter that costs little."""
-        self._count_reset(reading.total_energy_j)
         self.edges.observe(reading.read_mono_ns, reading.total_energy_j, took_ns=reading.took_ns)
-
-    def _count_reset(self, energy_j: float | None) -> None:
-        if energy_j is not None:
-            self.num_resets += self._last_j is not None and energy_j < self._last_j
-            self._last_j = energy_j
 
     def _observe_apart(self, reading: EnergyReading) -> None:
         called_ns = reading.read_mono_ns - reading.took_ns // 2

@@ -106,38 +106,27 @@ def test_a_grid_that_is_no_longer_where_it_was_is_learned_anew() -> None:
 
 
 class Restarted(Levels):
-    """A counter that begins anew."""
+    """A counter that begins anew, perhaps after a while in which there is no driver."""
+
+    absent_ns = 0
 
     def counted_j(self, at_ns: int) -> float:
         """Return the energy at the last update since then."""
+        if 25 * S - self.absent_ns <= at_ns < 25 * S:
+            raise DriverError("the driver is not loaded")
         return super().counted_j(at_ns) - (0.0 if at_ns < 25 * S else super().counted_j(25 * S))
 
 
 @pytest.mark.fault(16)
-def test_a_counter_that_begins_anew_is_reported_once_and_learned_anew() -> None:
-    host = CostlyHost([Restarted(STEADY, until_ns=END_NS, seed=1)], 40 * S, seed=1).run()
+@pytest.mark.parametrize(("cpu_ratio", "absent_ns"), [(1.0, 0), (1.0, 2 * S), (0.0, 2 * S)])
+def test_a_counter_that_begins_anew_is_reported_once_and_learned_anew(cpu_ratio: float, absent_ns: int) -> None:
+    own = Restarted(STEADY, until_ns=END_NS, seed=1)
+    own.absent_ns = absent_ns
+    host = CostlyHost([own], 40 * S, seed=1, cpu_ratio=cpu_ratio).run()
 
     assert host.num_resets == 1
     assert host.counter(0).energy_j(20 * S, 30 * S) is None
     assert host.counter(0).energy_j(30 * S, 38 * S) == pytest.approx(8 * 690.0, rel=0.02)
-
-
-class Absent(CostlyHost):
-    """A driver that is absent for two seconds, as while it is loaded anew."""
-
-    def read_energy(self, gpu_uuid: str) -> EnergyReading:
-        """Read, or fail."""
-        if 24 * S < self.now_ns < 26 * S:
-            raise DriverError("the driver is not loaded")
-        return super().read_energy(gpu_uuid)
-
-
-@pytest.mark.fault(48)
-@pytest.mark.parametrize("cpu_ratio", [0.0, 1.0], ids=["cheap", "costly"])
-def test_a_counter_that_begins_anew_while_it_cannot_be_read_is_reported(cpu_ratio: float) -> None:
-    host = Absent([Restarted(STEADY, until_ns=END_NS, seed=1)], 40 * S, seed=1, cpu_ratio=cpu_ratio).run()
-
-    assert host.num_resets == 1
 
 
 class WithoutCounter(CostlyHost):
