@@ -132,6 +132,8 @@ class NvmlHost:
         sm_clock_mhz = self._ask(gpu_uuid, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM)
         sm_clock_by_mono_ns = time.monotonic_ns()
         reasons = self._ask(gpu_uuid, "nvmlDeviceGetCurrentClocksEventReasons")
+        if reasons is None:  # the name before driver 535
+            reasons = self._ask(gpu_uuid, "nvmlDeviceGetCurrentClocksThrottleReasons")
         utilization = self._ask(gpu_uuid, "nvmlDeviceGetUtilizationRates")
         return GpuReading(
             gpu_uuid=gpu_uuid,

@@ -88,7 +88,8 @@ def test_busy_driver_is_called_three_times(nvml_world: NvmlWorld, nvml_host: Nvm
 
 @pytest.mark.fault(10)
 def test_unsupported_value_is_none_and_not_queried_again(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
-    for name in ("nvmlDeviceGetTotalEnergyConsumption", "field_83", "nvmlDeviceGetCurrentClocksEventReasons"):
+    reasons = "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"
+    for name in ("nvmlDeviceGetTotalEnergyConsumption", "field_83", *reasons):
         nvml_world.control.inject(name, 3)
 
     readings = [nvml_host.read(nvml_world.gpus[0]) for _ in range(5)]
@@ -96,16 +97,16 @@ def test_unsupported_value_is_none_and_not_queried_again(nvml_world: NvmlWorld, 
     assert all(r.total_energy_j is None and r.is_power_capped is None for r in readings)
     assert all(r.power_w is not None for r in readings)
     assert nvml_world.control.num_hits("nvmlDeviceGetTotalEnergyConsumption") == 1
-    assert nvml_world.control.num_hits("nvmlDeviceGetCurrentClocksEventReasons") == 1
+    assert [nvml_world.control.num_hits(name) for name in reasons] == [1, 1]
 
 
-def test_older_driver_without_field_values_is_read_call_by_call(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
-    for name in ("nvmlDeviceGetFieldValues", "nvmlDeviceGetTemperatureV"):
+def test_older_driver_without_newer_functions_is_read_call_by_call(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
+    for name in ("nvmlDeviceGetFieldValues", "nvmlDeviceGetTemperatureV", "nvmlDeviceGetCurrentClocksEventReasons"):
         nvml_world.control.inject(name, 13)
 
     reading = nvml_host.read(nvml_world.gpus[0])
 
-    assert None not in {reading.power_w, reading.total_energy_j, reading.temperature_celsius}
+    assert None not in {reading.power_w, reading.total_energy_j, reading.temperature_celsius, reading.is_power_capped}
 
 
 def test_a_field_that_fails_for_once_is_read_again(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
@@ -308,7 +309,7 @@ def test_error_of_a_missing_library_names_the_package_to_install(tmp_path: Path)
 @pytest.mark.fault(12)
 def test_library_without_a_symbol_leaves_the_value_out(nvml_world: NvmlWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> object:
-        if name == "nvmlDeviceGetCurrentClocksEventReasons":
+        if name.endswith("Reasons"):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         return getattr(pynvml.nvmlLib, name)
 
