@@ -87,7 +87,7 @@ RUNS = (
     Run("claims", "claims.py", _args("--json"), _args("--jobs 11 --iterations 60 --json"), 1500, 5400, Kind.COMPUTED,
         is_usual=False),
     Run("claims-h200", "claims.py", _args("--gpu-model h200 --jobs 990 --seed 52431 --json"),
-        _args("--gpu-model h200 --jobs 3 --iterations 60 --json"), 3000, 9000, Kind.COMPUTED, is_usual=False),
+        _args("--gpu-model h200 --jobs 3 --iterations 60 --json"), 300, 9000, Kind.COMPUTED, is_usual=False),
     Run("proofs", "proofs.py", _args("--json"), _args("--runs 3 --json"), 120, 1800, Kind.COMPUTED, is_usual=False),
     Run("clean-check", "clean_check.py", _args("--json"), _args("--proofs 1 --json"), 180, 1800, Kind.COMPUTED,
         is_usual=False),

@@ -124,13 +124,16 @@ class NvmlHost:
     def read_without_energy(self, gpu_uuid: str) -> GpuReading:
         """Return a reading without the energy, which may take a thousand times as long as all other values."""
         with _typed_errors(f"reading {gpu_uuid}"):
-            return self._read(gpu_uuid, self._power_mw(gpu_uuid), None)
+            values = self._ask(gpu_uuid, "nvmlDeviceGetFieldValues", [self._power_field(gpu_uuid)])
+            return self._read(gpu_uuid, self._power_mw(gpu_uuid, values), None)
 
     def _read(self, gpu_uuid: str, power_mw: int | None, energy_mj: int | None) -> GpuReading:
         read_mono_ns = time.monotonic_ns()
         sm_clock_mhz = self._ask(gpu_uuid, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM)
         sm_clock_by_mono_ns = time.monotonic_ns()
         reasons = self._ask(gpu_uuid, "nvmlDeviceGetCurrentClocksEventReasons")
+        if reasons is None:  # the name before driver 535
+            reasons = self._ask(gpu_uuid, "nvmlDeviceGetCurrentClocksThrottleReasons")
         utilization = self._ask(gpu_uuid, "nvmlDeviceGetUtilizationRates")
         return GpuReading(
             gpu_uuid=gpu_uuid,
@@ -200,17 +203,14 @@ class NvmlHost:
 
     def _power_smoothing(self, gpu_uuid: str) -> tuple[int | None, ...]:
         """Return power smoothing's switch, profile, floor and secondary floor in W; None for what is unsupported."""
-        name = "power smoothing"
-        device = self._device(gpu_uuid)
-        if name in device.unsupported:
-            return (None,) * len(_FIELDS_SMOOTHING)
-        values = self._ask(gpu_uuid, "nvmlDeviceGetFieldValues", list(_FIELDS_SMOOTHING))
+        name, unsupported = "power smoothing", self._device(gpu_uuid).unsupported
+        fields = list(_FIELDS_SMOOTHING)
+        values = None if name in unsupported else self._ask(gpu_uuid, "nvmlDeviceGetFieldValues", fields)
         if values is None:
-            return (None,) * len(_FIELDS_SMOOTHING)
-        found = tuple(int(value.value.uiVal) if value.nvmlReturn == 0 else None for value in values)
-        if all(value is None for value in found):
-            device.unsupported.add(name)
-        return found
+            return (None,) * len(fields)
+        if NEVER_HERE.issuperset(value.nvmlReturn for value in values):
+            unsupported.add(name)
+        return tuple(int(value.value.uiVal) if value.nvmlReturn == 0 else None for value in values)
 
     def _power_profiles(self, gpu_uuid: str) -> Any:
         """Return the masks of valid, requested and enforced workload power profiles; None if unsupported."""
@@ -326,11 +326,7 @@ class NvmlHost:
         """Lock the SM clock at a supported value."""
         clocks = self._device(gpu_uuid).identity.supported_sm_clocks_mhz
         if sm_clock_mhz not in clocks:
-            known = (
-                (f"{count_text(len(clocks), 'clock')} from {clocks[-1]} to {clocks[0]} MHz")
-                if clocks
-                else "none reported"
-            )
+            known = f"{count_text(len(clocks), 'clock')} from {clocks[-1]} to {clocks[0]} MHz" if clocks else "none"
             raise GpuUnsupportedError(
                 f"{sm_clock_mhz} MHz is not a supported SM clock of {gpu_uuid}; supported: {known}"
             )
@@ -384,23 +380,14 @@ class NvmlHost:
 
     def _power_and_energy(self, gpu_uuid: str) -> tuple[int | None, int | None]:
         """Return milliwatts and millijoules; a field that is missing in the query is read by a separate call."""
-        device = self._device(gpu_uuid)
-        power_mw: int | None = None
-        energy_mj: int | None = None
         fields = [self._power_field(gpu_uuid), _FIELD_TOTAL_ENERGY]
         values = self._ask(gpu_uuid, "nvmlDeviceGetFieldValues", fields)
-        if values is not None:
-            if values[0].nvmlReturn == 0:
-                power_mw = int(values[0].value.uiVal)
-            if values[1].nvmlReturn == 0:
-                energy_mj = int(values[1].value.ullVal)
-            if power_mw is None and energy_mj is None:
-                device.unsupported.add("nvmlDeviceGetFieldValues")
-        if power_mw is None:
-            power_mw = self._ask(gpu_uuid, "nvmlDeviceGetPowerUsage")
-        if energy_mj is None:
-            energy_mj = self._ask(gpu_uuid, "nvmlDeviceGetTotalEnergyConsumption")
-        return power_mw, energy_mj
+        if values is not None and NEVER_HERE.issuperset(value.nvmlReturn for value in values):
+            self._device(gpu_uuid).unsupported.add("nvmlDeviceGetFieldValues")
+        power_mw = self._power_mw(gpu_uuid, values)
+        if values is not None and values[1].nvmlReturn == 0:
+            return power_mw, int(values[1].value.ullVal)
+        return power_mw, self._ask(gpu_uuid, "nvmlDeviceGetTotalEnergyConsumption")
 
     def _power_field(self, gpu_uuid: str) -> tuple[int, int]:
         """Return field and scope of the power that belongs to the energy counter."""
@@ -423,9 +410,8 @@ class NvmlHost:
             return EnergyScope.UNKNOWN
         return EnergyScope.MODULE if values is not None and values[0].nvmlReturn == 0 else EnergyScope.GPU
 
-    def _power_mw(self, gpu_uuid: str) -> int | None:
-        """Return the present power in milliwatts, or the mean of about a second if the driver reports only that."""
-        values = self._ask(gpu_uuid, "nvmlDeviceGetFieldValues", [self._power_field(gpu_uuid)])
+    def _power_mw(self, gpu_uuid: str, values: Any) -> int | None:
+        """Return the present power in milliwatts by fields, or the mean of about a second if that is all there is."""
         if values is not None and values[0].nvmlReturn == 0:
             return int(values[0].value.uiVal)
         power_mw: int | None = self._ask(gpu_uuid, "nvmlDeviceGetPowerUsage")

@@ -88,7 +88,8 @@ def test_busy_driver_is_called_three_times(nvml_world: NvmlWorld, nvml_host: Nvm
 
 @pytest.mark.fault(10)
 def test_unsupported_value_is_none_and_not_queried_again(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
-    for name in ("nvmlDeviceGetTotalEnergyConsumption", "field_83", "nvmlDeviceGetCurrentClocksEventReasons"):
+    reasons = "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"
+    for name in ("nvmlDeviceGetTotalEnergyConsumption", "field_83", *reasons):
         nvml_world.control.inject(name, 3)
 
     readings = [nvml_host.read(nvml_world.gpus[0]) for _ in range(5)]
@@ -96,16 +97,25 @@ def test_unsupported_value_is_none_and_not_queried_again(nvml_world: NvmlWorld, 
     assert all(r.total_energy_j is None and r.is_power_capped is None for r in readings)
     assert all(r.power_w is not None for r in readings)
     assert nvml_world.control.num_hits("nvmlDeviceGetTotalEnergyConsumption") == 1
-    assert nvml_world.control.num_hits("nvmlDeviceGetCurrentClocksEventReasons") == 1
+    assert [nvml_world.control.num_hits(name) for name in reasons] == [1, 1]
 
 
-def test_older_driver_without_field_values_is_read_call_by_call(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
-    for name in ("nvmlDeviceGetFieldValues", "nvmlDeviceGetTemperatureV"):
+def test_older_driver_without_newer_functions_is_read_call_by_call(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
+    for name in ("nvmlDeviceGetFieldValues", "nvmlDeviceGetTemperatureV", "nvmlDeviceGetCurrentClocksEventReasons"):
         nvml_world.control.inject(name, 13)
 
     reading = nvml_host.read(nvml_world.gpus[0])
 
-    assert None not in {reading.power_w, reading.total_energy_j, reading.temperature_celsius}
+    assert None not in {reading.power_w, reading.total_energy_j, reading.temperature_celsius, reading.is_power_capped}
+
+
+def test_a_field_that_fails_for_once_is_read_again(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
+    for field in ("field_83", "field_186"):
+        nvml_world.control.inject(field, 999, num_calls=1)
+    nvml_host.read(nvml_world.gpus[0])
+    nvml_world.control.inject("nvmlDeviceGetPowerUsage", 3)
+
+    assert nvml_host.read(nvml_world.gpus[0]).power_w is not None
 
 
 def test_one_lost_gpu_stops_no_other(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
@@ -142,7 +152,6 @@ def test_driver_reload_is_survived_and_the_counter_restarts(nvml_world: NvmlWorl
 
     assert after.total_energy_j is not None
     assert after.total_energy_j < 1000.0
-    assert edges.num_resets == 1
     assert edges.edge_energy_j is None
 
 
@@ -300,7 +309,7 @@ def test_error_of_a_missing_library_names_the_package_to_install(tmp_path: Path)
 @pytest.mark.fault(12)
 def test_library_without_a_symbol_leaves_the_value_out(nvml_world: NvmlWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> object:
-        if name == "nvmlDeviceGetCurrentClocksEventReasons":
+        if name.endswith("Reasons"):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         return getattr(pynvml.nvmlLib, name)
 

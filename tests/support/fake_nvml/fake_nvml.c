@@ -777,13 +777,18 @@ int nvmlDeviceGetTemperatureV(void *device, temperature_v1 *out) {
     out->celsius = (int)lround(s.celsius);
     return OK;
 }
+static unsigned long long event_reasons(const parameters *p, const slot *s) {
+    return !is_busy(s) ? (s->is_occupied ? 0 : 1) : effective_mhz(p, s) < ceiling_mhz(p, s) ? 4 : 0;
+}
 int nvmlDeviceGetCurrentClocksEventReasons(void *device, unsigned long long *out) {
     READ_KEPT(device);
-    *out = !is_busy(&s) ? (s.is_occupied ? 0 : 1) : effective_mhz(p, &s) < ceiling_mhz(p, &s) ? 4 : 0;
+    *out = event_reasons(p, &s);
     return OK;
 }
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *out) {
-    return nvmlDeviceGetCurrentClocksEventReasons(device, out);
+    READ_KEPT(device);
+    *out = event_reasons(p, &s);
+    return OK;
 }
 int nvmlDeviceGetPerformanceState(void *device, int *out) { READ_KEPT(device); *out = s.is_occupied ? 0 : 8; return OK; }
 int nvmlDeviceGetPowerState(void *device, int *out) { return nvmlDeviceGetPerformanceState(device, out); }

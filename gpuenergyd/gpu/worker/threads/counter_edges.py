@@ -53,7 +53,6 @@ class EnergyEdges:
     period_ns: int = 0
     next_read_ns: int = 0
     """Instant of the next extra reading; 0 when the periodic readings are enough."""
-    num_resets: int = 0
     is_fast: bool = False
     """Whether the counter is updated about as often as it can be read."""
     _took_ns: int = 0
@@ -96,7 +95,6 @@ class EnergyEdges:
         before_j, before_ns = self._last_j, self._last_read_ns
         self._last_j, self._last_read_ns = total_energy_j, read_mono_ns
         if before_j is None or total_energy_j < before_j:
-            self.num_resets += before_j is not None
             self.edge_mono_ns = self.edge_energy_j = None
             self._start_learning(read_mono_ns)
         elif self.is_fast:

@@ -1,4 +1,7 @@
-"""One GPU's energy counter as the sampler follows it: read with all other values, or apart where that costs much."""
+"""One GPU's energy counter as the sampler follows it: read with all other values, or apart where that costs much.
+
+A costly counter that moves too often for its updates to be predicted is read each second and dated half a period back.
+"""
 
 from dataclasses import dataclass, field
 
@@ -14,6 +17,7 @@ _NUM_COSTLY = 5
 _POSTPONED_NS = 500_000_000
 _FAILED_NS = 5_000_000_000
 """Pause of a counter whose grid could not be learned."""
+_RARELY_NS = 900_000_000
 
 
 @dataclass(slots=True)
@@ -22,7 +26,6 @@ class FollowedCounter:
 
     call_ns: int = 0
     """Duration of the last call that read the energy counter alone."""
-    num_resets: int = 0
     edges: EnergyEdges = field(default_factory=EnergyEdges)
     """Follows a counter that is cheap to read."""
     learner: GridLearner | None = None
@@ -30,18 +33,20 @@ class FollowedCounter:
     predicted: PredictedEdges | None = None
     """Follows a costly counter whose update times are known."""
     _num_costly: int = 0
+    _rare_read_ns: int = 0
+    """Next reading of a costly counter that is not predicted; 0 if there is none."""
 
     @property
     def is_read_apart(self) -> bool:
         """Whether periodic readings leave the energy out."""
-        return self.learner is not None or self.predicted is not None
+        return self.learner is not None or self.predicted is not None or self._rare_read_ns > 0
 
     @property
     def next_read_ns(self) -> int:
         """Instant of the next reading of the energy alone; 0 when the periodic readings are enough."""
         if self.predicted is not None:
             return self.predicted.next_read_ns
-        return self.edges.next_read_ns if self.learner is None else self.learner.next_read_ns
+        return self._rare_read_ns or (self.edges.next_read_ns if self.learner is None else self.learner.next_read_ns)
 
     @property
     def newest_edge(self) -> tuple[int, float] | None:
@@ -78,7 +83,7 @@ class FollowedCounter:
     def forget(self, now_ns: int) -> None:
         """Learn again when the counter is updated."""
         if self.is_read_apart:
-            self.learner, self.predicted = GridLearner(now_ns), None
+            self.learner, self.predicted, self._rare_read_ns = GridLearner(now_ns), None, 0
         self.edges = EnergyEdges()
 
     def read_soon(self, now_ns: int) -> None:
@@ -100,24 +105,28 @@ class FollowedCounter:
     def observe(self, reading: EnergyReading) -> None:
         """Process a reading of a counter that costs little."""
         self.edges.observe(reading.read_mono_ns, reading.total_energy_j, took_ns=reading.took_ns)
-        self.num_resets += self.edges.num_resets
-        self.edges.num_resets = 0
 
     def _observe_apart(self, reading: EnergyReading) -> None:
         called_ns = reading.read_mono_ns - reading.took_ns // 2
         returned_ns, energy_j = called_ns + reading.took_ns, reading.total_energy_j
-        if energy_j is None:
+        if self._rare_read_ns:
+            self._rare_read_ns = returned_ns + _RARELY_NS
+            self.observe(reading)
+            if not self.edges.is_fast:
+                self.forget(returned_ns)
+        elif energy_j is None:
             self.learner, self.predicted = GridLearner(returned_ns + _FAILED_NS), None
         elif self.predicted is not None:
             self.predicted.observe(called_ns, returned_ns, energy_j, cpu_ns=reading.cpu_ns)
-            self.num_resets += self.predicted.num_resets
             if self.predicted.is_lost:
                 self.forget(returned_ns)
         elif self.learner is not None:
             self.predicted = self.learner.observe(called_ns, returned_ns, energy_j)
-            self.num_resets += self.learner.num_resets
-            self.learner.num_resets = 0
             if self.predicted is not None:
                 self.learner = None
             elif self.learner.has_failed:
-                self.learner = GridLearner(returned_ns + _FAILED_NS)
+                if period_ns := self.learner.short_period_ns:
+                    self.learner, self._rare_read_ns = None, returned_ns
+                    self.edges = EnergyEdges(period_ns=period_ns, is_fast=True, _last_j=energy_j)
+                else:
+                    self.learner = GridLearner(returned_ns + _FAILED_NS)

@@ -9,6 +9,7 @@ were missed; the fewest that agree with all bounds are taken.
 import math
 from dataclasses import dataclass, field
 from itertools import accumulate, combinations, pairwise
+from operator import sub
 from statistics import median
 
 from gpuenergyd.gpu.worker.threads.predicted_edges import UNEVEN_NS, PredictedEdges
@@ -39,7 +40,6 @@ class GridLearner:
     next_read_ns: int = field(init=False)
     has_failed: bool = False
     """Whether there is no grid: the counter hardly moves, or too often."""
-    num_resets: int = 0
     _updates: list[Bounds] = field(default_factory=list)
     _last: tuple[int, float] | None = None
 
@@ -51,6 +51,13 @@ class GridLearner:
         """Whether readings have begun."""
         return self._last is not None
 
+    @property
+    def short_period_ns(self) -> int:
+        """Time between two updates if it is too short for them to be predicted, else 0."""
+        middles_ns = [(early_ns + late_ns) // 2 for early_ns, late_ns in self._updates]
+        period_ns = median(map(sub, middles_ns[1:], middles_ns)) if len(middles_ns) == _MAX_UPDATES else 0
+        return round(period_ns) if period_ns < _SHORTEST_PERIOD_NS else 0
+
     def observe(self, called_ns: int, returned_ns: int, energy_j: float) -> PredictedEdges | None:
         """Process one reading, a call between two instants; return the grid once it is known."""
         self.next_read_ns = returned_ns + _PAUSE_NS
@@ -59,7 +66,6 @@ class GridLearner:
         else:
             before_ns, before_j = self._last
             if energy_j < before_j:
-                self.num_resets += 1
                 self._updates = []
             elif energy_j > before_j and returned_ns - before_ns <= _WIDEST_NS:
                 self._add((before_ns - UNEVEN_NS, returned_ns + UNEVEN_NS))

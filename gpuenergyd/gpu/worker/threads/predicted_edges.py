@@ -79,7 +79,6 @@ class PredictedEdges:
     next_read_ns: int = 0
     is_lost: bool = False
     """Whether updates are no longer where they are predicted, or the counter has restarted."""
-    num_resets: int = 0
     _anchor_ns: tuple[int, int] = field(init=False)
     """Bounds of the first update of the grid."""
     _edge_ns: float = field(init=False)
@@ -124,7 +123,6 @@ class PredictedEdges:
         self._took_ns += (took_ns - self._took_ns) // (_TOOK_WEIGHT if self._took_ns else 1)
         before_j, self._last_j = self._last_j, energy_j
         if before_j is not None and energy_j < before_j:
-            self.num_resets += 1
             self.edge_mono_ns = self.edge_energy_j = None
             self.is_lost = True
         elif self._awaited is not None:

