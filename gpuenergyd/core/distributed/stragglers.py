@@ -278,7 +278,8 @@ class ReplicaGroup:
     def _waits_for(self, slower: Pace, own: Pace, num_readings: int) -> bool:
         """Return whether a replica's newest iterations show that it waits for a slower one; elsewhere, always."""
         is_here = slower.replica in self._paces
-        newest_s = list(self._iterations_s.get(own.replica, ()))[-num_readings:] if is_here else []
+        num_seen = max(1, num_readings - 1)  # the iteration of the newest reading may not have ended here
+        newest_s = list(self._iterations_s.get(own.replica, ()))[-num_seen:] if is_here else []
         waited_s = median_low(newest_s) - own.own_time_s if newest_s else math.inf
         return waited_s >= _LEAST_WAITED * (slower.own_time_s - own.own_time_s)
 
