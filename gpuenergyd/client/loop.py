@@ -167,8 +167,7 @@ class LoopJob:
             learn_times=self._marks.learn_times,
             give_way=self._leave_to_another if self._cycle is not None else None,
         )
-        self._marks.follow(client)
-        self._marks.waits_for_others = world_size > 1
+        self._marks.follow(client, waits_for_others=world_size > 1)
         self._hooks = self._find_phases() if client.is_managed and self._finds_phases else None
         if self._hooks is None:
             self._marks.register_whole()

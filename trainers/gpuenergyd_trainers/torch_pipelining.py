@@ -7,7 +7,7 @@ instead (`torch_functions`). Receives, sends and waits are not part of instructi
 and 1F1B (torch's own `pipeline_order` is wrong for the last stage of 1F1B), learned from two equal iterations for all
 other schedules, and checked after every iteration.
 
-A schedule that is made anew for the same stages goes on as the same rank, or attaches again if its order is not known.
+A new schedule for the same stages continues as the same rank, or attaches again if its order is not known.
 
 Evaluations are not reported, nor is the step after an attach or an evaluation, in which torch runs the stages once more
 to infer shapes. The adapter's own exceptions are counted and suppressed; exceptions of the model are passed on.
@@ -56,7 +56,7 @@ class PipelineHandle(Handle):
         self._memory = memory
         self._schedule = schedule
         self._later: WeakSet[Any] = WeakSet()
-        """Other schedules of the same stages."""
+        """Later schedules of the same stages that this handle follows."""
         self._num_microbatches = count
         self._active_rank = rank
         self._last_forward_slot = NOT_RECORDED
@@ -319,11 +319,11 @@ def attach(
     )
 
 
-def _earlier(schedule: Any, stages: Sequence[Any] | None, num: int | None, *, is_replaced: bool) -> Handle | None:
+def _earlier(schedule: Any, stages: Sequence[Any] | None, count: int | None, *, is_replaced: bool) -> Handle | None:
     """Return the handle of a schedule of the same stages if it can follow this one, else detach it if `is_replaced`."""
     with suppress(Exception):  # an unsupported schedule is reported when it is attached
         (handle,) = {_by_stage.get(id(stage)) for stage in _stages(schedule, stages)}
-        if handle is not None and handle.is_attached and handle.follow(schedule, num):
+        if handle is not None and handle.is_attached and handle.follow(schedule, count):
             return handle
         if handle is not None and is_replaced:
             handle.detach()

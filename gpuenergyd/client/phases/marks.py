@@ -13,8 +13,8 @@ forward and backward passes, since these do not form one chain of phases.
 
 Phases are registered again when others have run for a while, for instance since more microbatches are accumulated, or
 since the first steps were skipped because their gradients overflowed. When iterations have none, because the program
-trains another model, that one is searched for. If most iterations run others, but not always the
-same, the loop has one instruction per iteration.
+trains another model, that model is searched for. If most iterations run others, but not always the same, the loop has
+one instruction per iteration.
 """
 
 from collections import Counter, deque
@@ -37,8 +37,8 @@ SHORTEST_PHASE_RATIO = 0.01
 _MIN_LEARNED, _MAX_LEARNED = 3, 24
 """Fewest and most iterations measured before phases are registered; the first iteration differs from the others."""
 _NUM_ALIKE = 3
-"""Iterations in a row with equal numbers of phases, other than registered, after which all phases are marked; and those
-without any, after which their model is searched for again."""
+"""Iterations in a row with as many phases, but not the usual number, after which all are marked; without any, after
+which the model is searched for again."""
 WHOLE_ITERATION: tuple[OrderRow, ...] = (("F", 0, 0),)
 _NS_PER_S = 1e9
 
@@ -102,13 +102,13 @@ class PhaseMarks:
         """Called when phases are no longer marked."""
         self.when_unseen: Callable[[], None] = _do_nothing
         """Called when the newest iterations had no phases, because the program trains another model."""
-        self._num_unseen = 0
         self.num_errors = 0
         """Number of suppressed exceptions."""
-        self.waits_for_others = False
+        self._waits_for_others = False
 
-    def follow(self, client: RankClient) -> None:
-        self._client = client
+    def follow(self, client: RankClient, *, waits_for_others: bool) -> None:
+        """Mark the phases of this rank's iterations; say whether other ranks can keep it waiting."""
+        self._client, self._waits_for_others = client, waits_for_others
 
     def learn_times(self, times: IterationTimes) -> None:
         """Store the times of an iteration whose instructions were timed; callable on any thread."""
@@ -328,7 +328,7 @@ class PhaseMarks:
         order = None
         if len(self._learned) >= _MIN_LEARNED:
             newest = list(self._learned)[-2:]
-            order = kept_phases(newest, waits_for_others=self.waits_for_others)
+            order = kept_phases(newest, waits_for_others=self._waits_for_others)
             self._num_usual = len(newest[-1].instructions)
         if order is None and self._num_begun > _MAX_LEARNED:
             order = WHOLE_ITERATION
@@ -356,7 +356,7 @@ class PhaseMarks:
         """Register the phases of most iterations, once two iterations in which all of them were timed are known."""
         newest = list(self._learned)[-2:]
         is_wanted = len(newest[-1].instructions) == self._num_wanted
-        order = kept_phases(newest, waits_for_others=self.waits_for_others) if is_wanted else None
+        order = kept_phases(newest, waits_for_others=self._waits_for_others) if is_wanted else None
         if order == WHOLE_ITERATION:
             self._become_whole()
         elif order is not None and self._client is not None:
@@ -375,7 +375,7 @@ def kept_phases(iterations: list[IterationTimes], *, waits_for_others: bool) -> 
     """Return the phases long enough for a clock of their own; None if the iterations ran different phases.
 
     If fewer than two kinds are long enough, return the whole iteration. A forward is kept with its backward. A wait for
-    data counts by its longest time, as it is unknown before a pause; one for others too, as it differs each time.
+    data counts by its longest time, as it is unknown before a pause; so does a wait for others, which varies.
     """
     orders = [tuple((kind, index, chunk) for kind, index, chunk, *_ in times.instructions) for times in iterations]
     order = orders[-1]

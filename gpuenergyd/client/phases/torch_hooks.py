@@ -17,8 +17,8 @@ A global module hook slows down every call of every module, so it is removed onc
 with one instruction per iteration keeps only a hook before that module, which detects evaluations.
 
 The outermost module is the first one called with gradients in an iteration. If an optimizer with none of its parameters
-then steps, another module is searched for, except in a loop without marks that steps several optimizers in turn; and
-so it is when iterations have no phases any more, because the program trains another model.
+then steps, another module is searched for, except in a loop without marks that steps several optimizers in turn. The
+search also starts again when iterations no longer have phases, because the program trains another model.
 Modules compiled in place (`module.compile()`) get no hooks, because torch would compile the hooks with them.
 """
 
@@ -59,7 +59,7 @@ class TorchPhases:
         self._checkpoint_handles: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         optimizers: Any = sys.modules["torch.optim.optimizer"]  # torch deletes the attributes of its modules
         self._handles: list[Any] = []
-        marks.when_whole, marks.when_unseen = self._mark_whole_iterations, self._search_anew
+        marks.when_whole, marks.when_unseen = self._mark_whole_iterations, self._search_again
         if registers_steps:
             self._handles += [
                 optimizers.register_optimizer_step_pre_hook(self.before_step),
@@ -168,9 +168,9 @@ class TorchPhases:
     def _search_first(self) -> None:
         """Take the first module of an iteration as the outermost one, whichever optimizer updates it."""
         self._is_first_module = True
-        self._search_anew()
+        self._search_again()
 
-    def _search_anew(self) -> None:
+    def _search_again(self) -> None:
         """Forget the outermost module, and search for the one that is trained from now on."""
         self._stop_searching()
         for handle in self._root_handles:

@@ -9,7 +9,7 @@ Readings scatter, on a busy host by many percent. A replica is therefore a strag
 four or eight readings differs from that of the waiting replica by more than a multiple of its standard error. Where
 single readings are too noisy to follow, the median over more of them is. A straggler that recovers soon was probably
 noise: the next one needs twice as many readings. After one slow reading a replica is suspected: plans are prepared.
-A replica whose iterations end earlier than the slower one's waits for nobody: some processes train each for itself.
+A replica whose iterations are shorter than the slower one's does not wait for it: both train independently.
 
 Paces come from jobs of this daemon and, through clients, from replicas elsewhere. Time is an argument, in host
 monotonic seconds; a pace expires unless it is updated.
@@ -44,7 +44,7 @@ _MEDIAN_SIGMA = MEDIAN_PER_MEAN_ERROR / math.sqrt(_MEDIAN_READINGS)
 _SHORT_READINGS = 12
 """A straggler that recovers within this number of readings was probably noise."""
 _MAX_ENTER_READINGS = 64
-_LEAST_WAITED = 0.5
+_LEAST_WAITED_RATIO = 0.5
 """Share of the difference to a slower replica by which iterations are longer if they wait for it: half, for noise."""
 
 
@@ -281,7 +281,7 @@ class ReplicaGroup:
         num_seen = max(1, num_readings - 1)  # the iteration of the newest reading may not have ended here
         newest_s = list(self._iterations_s.get(own.replica, ()))[-num_seen:] if is_here else []
         waited_s = median_low(newest_s) - own.own_time_s if newest_s else math.inf
-        return waited_s >= _LEAST_WAITED * (slower.own_time_s - own.own_time_s)
+        return waited_s >= _LEAST_WAITED_RATIO * (slower.own_time_s - own.own_time_s)
 
     def _keep(self, replica: str, own_time_s: float) -> None:
         """Keep a reading for the scatter estimate; ignore a repetition of the same value."""

@@ -264,7 +264,7 @@ class NvmlHost:
     def release(self, gpu_uuids: Collection[str]) -> None:
         """Release GPUs by closing the driver and reopening it only for the others.
 
-        NVML has no call that releases a single GPU. The caller makes no other calls for these GPUs until then.
+        NVML has no call that releases a single GPU. The caller makes no other calls for these GPUs while this runs.
 
         Raises:
             GpuNotFoundError: no such GPU.

@@ -47,15 +47,16 @@ def test_a_replica_slower_in_two_readings_becomes_the_straggler_of_all_others() 
 @pytest.mark.parametrize(("lasts_s", "waits"), [(1.0, False), (1.1, False), (1.4, True)])
 def test_replicas_that_do_not_wait_for_each_other_have_no_straggler(lasts_s: float, waits: bool) -> None:  # noqa: FBT001  a parameter
     replicas = group("a", "b")
+    replicas.update_pace(Pace(1.0, "a", 0.0, 1.0))  # the last iteration before the other becomes slow
 
     changes = [
-        change
-        for at_s in range(20)
-        for pace in (Pace(1.0, "a", float(at_s), lasts_s), Pace(1.4, "b", float(at_s), 1.4))
+        (pace.at_mono_s, pace.replica, straggler_pace_s(change))
+        for at_s in range(1, 20)
+        for pace in (Pace(1.4, "b", float(at_s), 1.4), Pace(1.0, "a", float(at_s), lasts_s))
         for change in replicas.update_pace(pace)
     ]
 
-    assert [straggler_pace_s(change) for change in changes] == ([1.4] if waits else [])
+    assert changes == ([(2.0, "b", 1.4)] if waits else [])
 
 
 @pytest.mark.parametrize("after_s", [1.04, 1.1, 1.3])

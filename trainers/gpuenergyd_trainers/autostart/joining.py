@@ -29,7 +29,7 @@ def join_pipeline_schedules(module: ModuleType) -> None:
         attach_at_step(schedule)
 
     for schedule_class in _classes_with("step", module):
-        _join_at_first("step", schedule_class, join, lambda own: getattr(own, "_has_backward", True))  # not to evaluate
+        _join_at_first("step", schedule_class, join, _trains)
 
 
 def join_pipeline_engines(module: ModuleType) -> None:
@@ -136,6 +136,10 @@ def _classes_with(method: str, module: ModuleType) -> list[type]:
         for value in vars(module).values()
         if isinstance(value, type) and value.__module__ == module.__name__ and method in vars(value)
     ]
+
+
+def _trains(schedule: Any) -> bool:
+    return bool(getattr(schedule, "_has_backward", True))  # torch sets it to evaluate
 
 
 def _join_at_first(

@@ -1,6 +1,6 @@
 """Experiments of a job: what a plan may cost until it can be replaced, and whether the time account can pay for it.
 
-A plan is an experiment until its own iterations have shown that it costs no more time than the account earns with it.
+A plan is an experiment until its own iterations have shown that it costs no more time than the account earns in it.
 Until then its cost is bounded by the worst case of its clocks (`core/measurement/worst_case.py`) for the iterations
 needed to replace it. If the account cannot pay that, the plan runs for just enough iterations to measure its cost,
 followed by full speed. Every trial does so too. If even that is too much, the job waits at full speed.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gpuenergyd.gpu.device import EnergyReading
 from gpuenergyd.gpu.worker.threads.counter_edges import EnergyEdges
 from gpuenergyd.gpu.worker.threads.grid_learning import GridLearner
-from gpuenergyd.gpu.worker.threads.predicted_edges import PredictedEdges
+from gpuenergyd.gpu.worker.threads.predicted_edges import DATE_EVERY_NS, PredictedEdges
 
 _COSTLY_CPU_NS = 1_000_000
 """CPU time of an energy reading from which ten a second for each of some GPUs are too many."""
@@ -17,7 +17,6 @@ _NUM_COSTLY = 5
 _POSTPONED_NS = 500_000_000
 _FAILED_NS = 5_000_000_000
 """Pause of a counter whose grid could not be learned."""
-_RARELY_NS = 900_000_000
 
 
 @dataclass(slots=True)
@@ -110,7 +109,7 @@ class FollowedCounter:
         called_ns = reading.read_mono_ns - reading.took_ns // 2
         returned_ns, energy_j = called_ns + reading.took_ns, reading.total_energy_j
         if self._rare_read_ns:
-            self._rare_read_ns = returned_ns + _RARELY_NS
+            self._rare_read_ns = returned_ns + DATE_EVERY_NS
             self.observe(reading)
             if not self.edges.is_fast:
                 self.forget(returned_ns)

@@ -16,7 +16,7 @@ share is not used up.
 import math
 from dataclasses import dataclass, field, replace
 
-_DATE_EVERY_NS = 900_000_000
+DATE_EVERY_NS = 900_000_000
 """Time between dated updates; with the wait for a sample it is below the 1.3 s that the daemon waits for energy."""
 _AFTER_RATIO = 0.05
 """Part of a period after the last instant at which an update is expected, from which it is read: its value is fresh,
@@ -187,7 +187,7 @@ class PredictedEdges:
         """Return when the bounds will be so wide that the grid is to be confirmed."""
         left_ns = _CONFIRMED_AT_RATIO * self.period_ns - (self.late_ns - self.early_ns)
         num_periods = max(0.0, left_ns / max(1.0, self.longest_ns - self.shortest_ns))
-        pause_ns = max(_DATE_EVERY_NS, num_periods * self.period_ns)
+        pause_ns = max(DATE_EVERY_NS, num_periods * self.period_ns)
         return round(self.late_ns + min(_CONFIRMED_EVERY_NS, pause_ns))
 
     def _date(self, called_ns: int, returned_ns: int, energy_j: float) -> None:
@@ -203,7 +203,7 @@ class PredictedEdges:
         if not self._num_confirmed:  # nothing is dated before
             due_ns = max(now_ns, self._confirm_ns)
         elif self.edge_mono_ns is not None:
-            due_ns = max(now_ns, min(self.edge_mono_ns + _DATE_EVERY_NS, self._confirm_ns))
+            due_ns = max(now_ns, min(self.edge_mono_ns + DATE_EVERY_NS, self._confirm_ns))
             if self._available_ns(now_ns) < 0:  # what could not be dated is not read again at once
                 due_ns = max(due_ns, now_ns + _EXTRA_PAUSE_NS)
         number = math.floor((due_ns - self._edge_ns) / self.period_ns) + 1
