@@ -127,7 +127,7 @@ class Supervisor:
             period_s=options.sample_period_s,
             on_samples=self._handle_samples,
             on_settled=self._daemon.send,
-            on_health=self._health.record,
+            on_health=self._health.record_reading,
             on_counter_reset=self._handle_counter_reset,
         )
         self._threads = DriverThreads(

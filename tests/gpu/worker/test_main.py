@@ -200,6 +200,11 @@ async def test_a_job_only_lowers_the_power_limit_and_returns_to_the_one_before(s
     assert await link.lower_power_limit("L1", gpu, 300.0, OWNER) == 300.0
     assert await link.lower_power_limit("L1", gpu, None, OWNER) == 350.0
     assert await link.lower_power_limit("L1", gpu, 200.0, OWNER) == 200.0
+    site.host.set_power_limit(gpu, 180.0)
+    assert await link.lower_power_limit("L1", gpu, 250.0, OWNER) == 180.0
+    assert await link.lower_power_limit("L1", gpu, None, OWNER) == 180.0
+    site.host.set_power_limit(gpu, 350.0)
+    assert await link.lower_power_limit("L1", gpu, 300.0, OWNER) == 300.0
     with pytest.raises(GpuError, match="does not cover"):
         await link.lower_power_limit("L2", gpu, 200.0, OWNER)
     assert {(o.control, o.result) for o in await link.restore([gpu], "end")} == {
