@@ -9,6 +9,7 @@ from gpuenergyd.errors import GpuUnsupportedError
 
 SAME_CLOCK_MHZ = 16
 """About one clock step: clocks that differ by no more are taken as the same one."""
+MIG_ENABLED = "MIG is enabled: clocks apply to the whole GPU, but its instances may belong to several users"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ import pynvml
 from gpuenergyd.core.host.energy_scope import EnergyScope
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import DriverError, GpuError, GpuLostError, GpuNotFoundError, GpuUnsupportedError
-from gpuenergyd.gpu.device import EnergyReading, GpuDetails, GpuIdentity, GpuReading
+from gpuenergyd.gpu.device import MIG_ENABLED, EnergyReading, GpuDetails, GpuIdentity, GpuReading
 from gpuenergyd.gpu.drivers.nvml_errors import NEVER_HERE, TRANSIENT, UNINITIALIZED, nvml_error
 from gpuenergyd.gpu.drivers.published_figures import published_blocking_power_w, published_switch_latency_s
 
@@ -131,10 +131,10 @@ class NvmlHost:
         read_mono_ns = time.monotonic_ns()
         sm_clock_mhz = self._ask(gpu_uuid, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM)
         sm_clock_by_mono_ns = time.monotonic_ns()
-        reasons = self._ask(gpu_uuid, "nvmlDeviceGetCurrentClocksEventReasons")
+        reasons = self._sense(gpu_uuid, "nvmlDeviceGetCurrentClocksEventReasons")
         if reasons is None:  # the name before driver 535
-            reasons = self._ask(gpu_uuid, "nvmlDeviceGetCurrentClocksThrottleReasons")
-        utilization = self._ask(gpu_uuid, "nvmlDeviceGetUtilizationRates")
+            reasons = self._sense(gpu_uuid, "nvmlDeviceGetCurrentClocksThrottleReasons")
+        utilization = self._sense(gpu_uuid, "nvmlDeviceGetUtilizationRates")
         return GpuReading(
             gpu_uuid=gpu_uuid,
             read_mono_ns=read_mono_ns,
@@ -418,10 +418,17 @@ class NvmlHost:
         return power_mw
 
     def _temperature(self, gpu_uuid: str) -> float | None:
-        celsius = self._ask(gpu_uuid, "nvmlDeviceGetTemperatureV", _TEMPERATURE_GPU)
+        celsius = self._sense(gpu_uuid, "nvmlDeviceGetTemperatureV", _TEMPERATURE_GPU)
         if celsius is None:
-            celsius = self._ask(gpu_uuid, "nvmlDeviceGetTemperature", _TEMPERATURE_GPU)
+            celsius = self._sense(gpu_uuid, "nvmlDeviceGetTemperature", _TEMPERATURE_GPU)
         return None if celsius is None else float(celsius)
+
+    def _sense(self, gpu_uuid: str, name: str, *arguments: object) -> Any:
+        """Return a value that the others do not depend on; None also if the driver fails to read it, as defects do."""
+        try:
+            return self._ask(gpu_uuid, name, *arguments)
+        except DriverError:
+            return None
 
     def _ask(self, gpu_uuid: str, name: str, *arguments: object) -> Any:
         """Return the result of a call; None if GPU or driver do not support it, which is remembered."""
@@ -457,7 +464,7 @@ class NvmlHost:
                 self._reconnect(generation)
             elif code in TRANSIENT and attempt + 1 < _NUM_TRIES:
                 self._sleep(_RETRY_PAUSE_S * self._jitter.uniform(0.5, 1.5))
-            else:
+            elif self._generation == generation:  # else the handle may be one of before a reload
                 break
         raise nvml_error(code, name, gpu_uuid)
 
@@ -531,6 +538,7 @@ class NvmlHost:
         known = self._devices.get(gpu_uuid)
         if known is not None:
             known.handle = handle
+            known.unsupported.clear()  # the driver may be another one
             return
         self._identify(gpu_uuid, index, handle)
 
@@ -562,9 +570,7 @@ class NvmlHost:
         elif not clocks:
             device.observe_only_reason = "the driver lists no supported clocks"
         elif mig is not None and mig[0]:
-            device.observe_only_reason = (
-                "MIG is enabled: clocks apply to the whole GPU, but its instances may belong to several users"
-            )
+            device.observe_only_reason = MIG_ENABLED
         default_w = ask(lambda: _watts(self._ask(gpu_uuid, "nvmlDeviceGetPowerManagementDefaultLimit")))
         device.identity = replace(
             unnamed,

@@ -29,7 +29,7 @@ class HealthTable:
         """Record a GPU's health; ignored while a driver call for it does not return, or it is released."""
         with self._guard:
             if health is GpuHealth.OBSERVE_ONLY:
-                self._observed[gpu_uuid] = GpuHealthChange(gpu_uuid, health, detail)
+                self._observed.setdefault(gpu_uuid, GpuHealthChange(gpu_uuid, health, detail))
             elif health is GpuHealth.UNRESTORED:
                 self._unrestored[gpu_uuid] = GpuHealthChange(gpu_uuid, health, detail)
             elif health is GpuHealth.OK:
@@ -62,7 +62,9 @@ class HealthTable:
 
     def resolve(self, gpu_uuid: str, cause: str, detail: str) -> None:
         """Record that a GPU is well again, if it is still in the state whose detail begins with this cause."""
-        if self._table[gpu_uuid].detail.startswith(cause):
+        last = self._observed.get(gpu_uuid, self._table[gpu_uuid])
+        if last.detail.startswith(cause):
+            self._observed.pop(gpu_uuid, None)
             self.record(gpu_uuid, GpuHealth.OK, detail)
 
     def mark_wedged(self, gpu_uuid: str, detail: str) -> None:

@@ -109,13 +109,19 @@ def test_older_driver_without_newer_functions_is_read_call_by_call(nvml_world: N
     assert None not in {reading.power_w, reading.total_energy_j, reading.temperature_celsius, reading.is_power_capped}
 
 
-def test_a_field_that_fails_for_once_is_read_again(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
+def test_a_field_that_fails_for_once_is_read_again_and_without_defective_sensors(
+    nvml_world: NvmlWorld, nvml_host: NvmlHost
+) -> None:
     for field in ("field_83", "field_186"):
         nvml_world.control.inject(field, 999, num_calls=1)
     nvml_host.read(nvml_world.gpus[0])
     nvml_world.control.inject("nvmlDeviceGetPowerUsage", 3)
+    for defective in ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature", "nvmlDeviceGetUtilizationRates"):
+        nvml_world.control.inject(defective, 999)
 
-    assert nvml_host.read(nvml_world.gpus[0]).power_w is not None
+    reading = nvml_host.read(nvml_world.gpus[0])
+
+    assert None not in {reading.power_w, reading.total_energy_j, reading.sm_clock_mhz, reading.is_clock_limited}
 
 
 def test_one_lost_gpu_stops_no_other(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
@@ -143,16 +149,36 @@ def test_gpu_that_is_lost_from_the_start_hides_no_other(nvml_world: NvmlWorld) -
 def test_driver_reload_is_survived_and_the_counter_restarts(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
     gpu = nvml_world.gpus[0]
     edges = EnergyEdges()
-    edges.observe(1, nvml_host.read(gpu).total_energy_j)
+    nvml_world.control.inject("nvmlDeviceGetUtilizationRates", 3, num_calls=1)
+    before = nvml_host.read(gpu)
+    edges.observe(1, before.total_energy_j)
 
     nvml_world.simulated.reload_driver()
     nvml_world.control.reload_driver()
     after = nvml_host.read(gpu)
     edges.observe(2, after.total_energy_j)
 
+    assert before.utilization_ratio is None
+    assert after.utilization_ratio is not None
+
     assert after.total_energy_j is not None
     assert after.total_energy_j < 1000.0
     assert edges.edge_energy_j is None
+
+
+def test_a_call_with_a_handle_of_before_a_reload_is_made_again(
+    nvml_world: NvmlWorld, nvml_host: NvmlHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = pynvml.nvmlDeviceGetUtilizationRates
+
+    def stale(_: Any) -> None:
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", original)
+        nvml_host.release(nvml_world.gpus[2:])
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", stale)
+
+    assert nvml_host.read(nvml_world.gpus[0]).utilization_ratio is not None
 
 
 def test_mig_and_missing_clocks_make_a_gpu_observe_only_with_the_reason(nvml_world: NvmlWorld) -> None:

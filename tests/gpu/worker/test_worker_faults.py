@@ -251,6 +251,12 @@ async def test_mig_gpu_is_observe_only_and_leases_give_the_reason(site: Site, co
         control.clear_faults()
         await until(lambda: received.health(site.gpus[0]) is GpuHealth.OBSERVE_ONLY)
         await link.lease("L1", site.gpus[1:], OWNER)
+        request_clock(link, site.gpus[1], 900)
+        await until(lambda: site.locks()[1] == 900)
+        control.set_mig(1, is_on=True)
+        await until(lambda: received.health(site.gpus[1]) is GpuHealth.OBSERVE_ONLY and site.locks()[1] is None)
+        control.set_mig(1, is_on=False)
+        await until(lambda: received.health(site.gpus[1]) is GpuHealth.OK)
         await until(lambda: site.gpus[0] in {s.gpu_uuid for s in received.samples})
 
 
