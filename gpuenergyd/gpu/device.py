@@ -312,11 +312,7 @@ _CapabilityT = TypeVar("_CapabilityT")
 
 
 def require_capability(driver: GpuDriver, capability: type[_CapabilityT]) -> _CapabilityT:
-    """Return a driver as one that has a capability.
-
-    Raises:
-        GpuUnsupportedError: it has not.
-    """
+    """Return a driver as one that has a capability; raise GpuUnsupportedError if it has not."""
     if not isinstance(driver, capability):
         raise GpuUnsupportedError(f"the driver does not offer {CAPABILITIES[capability]}")
     return driver

@@ -65,11 +65,7 @@ class DriverRequests:
             self.journal.add([self._entry(request.lease_id, request.owner, gpu_uuid, Control.SM_CLOCK_LOCK)])
 
     def execute(self, command: GpuCommand) -> PowerLimit | PowerProfiles | GpuProcesses | GpuSnapshot:
-        """Execute a command for one GPU.
-
-        Raises:
-            GpuEnergyError: the journal or the driver refuses.
-        """
+        """Execute a command for one GPU; raise GpuEnergyError if the journal or the driver refuses."""
         match command:
             case SetPowerLimit():
                 return self.set_power_limit(command)
