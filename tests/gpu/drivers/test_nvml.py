@@ -110,14 +110,13 @@ def test_a_field_that_fails_for_once_is_read_again(nvml_world: NvmlWorld, nvml_h
 
 
 def test_defective_sensors_leave_all_other_values(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
-    energy, power = ("field_83", "nvmlDeviceGetTotalEnergyConsumption"), ("field_186", "nvmlDeviceGetPowerUsage")
+    energy = "field_83", "nvmlDeviceGetTotalEnergyConsumption"
     for name in (*energy, "nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature", "nvmlDeviceGetUtilizationRates"):
         nvml_world.control.inject(name, 999, gpu_index=0)
-    for name in power:
+    for name in ("field_186", "nvmlDeviceGetPowerUsage"):
         nvml_world.control.inject(name, 999, gpu_index=1)
 
     first, second = (nvml_host.read(gpu) for gpu in nvml_world.gpus[:2])
-
     assert (first.total_energy_j, first.temperature_celsius, first.utilization_ratio) == (None, None, None)
     assert nvml_host.read_energy(nvml_world.gpus[0]).total_energy_j is None
     assert None not in {first.power_w, first.sm_clock_mhz, first.is_clock_limited}

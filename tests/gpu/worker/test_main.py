@@ -295,11 +295,12 @@ def test_death_of_a_process_restores_its_gpus_without_a_request_of_the_daemon(si
 @pytest.mark.kill
 async def test_next_worker_restores_what_a_killed_one_left(site: Site) -> None:
     worker = site.start_worker()
-    async with site.linked() as (link, _):
+    async with site.linked() as (link, received):
         await link.lease("L1", site.gpus, OWNER)
         request_clock(link, site.gpus[2], 900)
         await until(lambda: site.locks()[2] == 900)
         site.kill(worker, link)
+        await until(lambda: bool(received.lost))
         with pytest.raises(GpuError, match="the GPU worker is gone"):
             await link.ping()
     worker.wait()
