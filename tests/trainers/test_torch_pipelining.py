@@ -408,7 +408,7 @@ class WatchedRank:
         return self.sees
 
 
-def test_a_stage_is_wrapped_only_where_its_instructions_are_marked_and_each_is_marked_once() -> None:
+def test_a_stage_is_wrapped_only_where_its_instructions_matter_and_each_is_marked_once() -> None:
     stage = SimpleNamespace(
         stage_index=0,
         is_last=False,
@@ -418,7 +418,7 @@ def test_a_stage_is_wrapped_only_where_its_instructions_are_marked_and_each_is_m
         backward_weight_one_chunk=lambda _microbatch: None,
     )
     schedule = SimpleNamespace(step=lambda *, arg_mbs=(3,): stage.forward_one_chunk(*arg_mbs))
-    plain, rank = stage.forward_one_chunk, WatchedRank()
+    plain, plain_backward, rank = stage.forward_one_chunk, stage.backward_one_chunk, WatchedRank()
     handle = PipelineHandle(schedule, [stage], rank, 1, None)  # type: ignore[arg-type]  # a double
     first = schedule.step(arg_mbs=[3])  # as torchtitan passes what it has split itself
     rank.sees = False
@@ -426,6 +426,7 @@ def test_a_stage_is_wrapped_only_where_its_instructions_are_marked_and_each_is_m
     is_plain = stage.forward_one_chunk is plain
     rank.client.due = {("F", 3, 0): "a request"}
     schedule.step()
+    is_backward_plain, is_forward_plain = stage.backward_one_chunk is plain_backward, stage.forward_one_chunk is plain
     rank.client.due = {}
     schedule.step()
     replaced = stage.forward_one_chunk = lambda microbatch: plain(microbatch) + 1
@@ -441,6 +442,7 @@ def test_a_stage_is_wrapped_only_where_its_instructions_are_marked_and_each_is_m
 
     assert (first, second, third) == (3, 4, 4)
     assert is_plain
+    assert (is_backward_plain, is_forward_plain) == (True, False)
     assert replaced is not wrapped
     assert rank.marked == [("F", 3, 0)] * 4
     assert rank.requested == [("F", 3, 0)]
