@@ -13,6 +13,7 @@ from gpuenergyd.gpu.restore.command import restore
 from gpuenergyd.gpu.restore.executor import RestoreResult
 from gpuenergyd.gpu.restore.journal import Control, Journal, JournalEntry, KnownBy
 from gpuenergyd.gpu.restore.policy import RestorePolicy, RestoreRules
+from gpuenergyd_sim.driver.world_kinds import WorldKind
 from tests.gpu.restore.test_journal import entry
 from tests.support.daemon_process import DaemonProcess, training
 from tests.support.waiting import wait_until
@@ -145,7 +146,7 @@ async def test_policy_keep_restores_clocks_when_the_next_daemon_connects(site: S
 
 
 def test_daemon_with_policy_keep_stops_without_changing_a_running_job(tmp_path: Path) -> None:
-    daemon = DaemonProcess(tmp_path, overrides={"restore_policy": "keep"}).start()
+    daemon = DaemonProcess(tmp_path, overrides={"restore_policy": "keep"}, kind=WorldKind.KIND).start()
     with training(daemon, arguments=("--policy", "uniform")):
         for _ in range(_TRIES):  # the job may be at full speed by itself as the daemon ends
             wait_until(daemon.is_lowered)
