@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.support.fork_server import SERVER, Link, start_servers
-from tests.support.forked_policy_host import load_policies
+from tests.support.forked_helpers import load_policies
 
 Files = Sequence[Sequence[pytest.Item]]
 _INDEX_BYTES = 4
