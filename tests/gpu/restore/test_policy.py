@@ -107,10 +107,7 @@ async def test_worker_restores_the_configured_baseline(site: Site) -> None:
     site.start_worker()
     rules = RestoreRules(baseline_sm_clock_mhz={site.gpus[0]: 1305})
     async with site.linked(rules) as (link, _):
-        await link.lease("L1", site.gpus, OWNER)
-        for gpu in site.gpus:
-            request_clock(link, gpu, 900)
-        await until(lambda: site.locks() == [900, 900])
+        await site.lower_all(link)
         await link.restore(site.gpus, "end")
         assert site.locks() == [1305, None]
 
@@ -133,10 +130,7 @@ async def test_policy_keep_restores_clocks_when_the_next_daemon_connects(site: S
     """The next daemon measures its jobs at full speed."""
     site.start_worker()
     async with site.linked(KEEP) as (link, _):
-        await link.lease("L1", site.gpus, OWNER)
-        for gpu in site.gpus:
-            request_clock(link, gpu, 900)
-        await until(lambda: site.locks() == [900, 900])
+        await site.lower_all(link)
         outcomes = await link.restore(site.gpus, "the daemon was stopped", is_daemon_ending=True)
         assert {o.result for o in outcomes} == {RestoreResult.KEPT}
     assert site.locks() == [900, 900]
