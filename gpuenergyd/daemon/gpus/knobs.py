@@ -78,8 +78,8 @@ class Knobs:
                 continue
             is_ours = "power_limit" in field.name and (self.is_our_power_limit or (was_ours and self._is_restored))
             is_ours = is_ours or ("power_profiles" in field.name and are_our_profiles)
-            texts = (value_text(value, none="not reported", yes="on", no="off") for value in (old, new))
-            yield KnobChange(field.name, *texts, OURS if is_ours else FOREIGN)
+            was, became = (value_text(value, none="not reported", yes="on", no="off") for value in (old, new))
+            yield KnobChange(field.name, was, became, OURS if is_ours else FOREIGN)
 
     @property
     def _is_restored(self) -> bool:
