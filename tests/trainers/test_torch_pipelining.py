@@ -1,6 +1,5 @@
 """An attached torch pipeline on four gloo processes: order, losses, plans, detaching, failures."""
 
-import queue
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from gpuenergyd_sim.training.simulated_stage import simulate  # noqa: E402
 from gpuenergyd_trainers.joining.handle import Handle, WrappedAttribute  # noqa: E402
 from gpuenergyd_trainers.torch_inflight import Schedule1F1BExtraInflight  # noqa: E402
 from gpuenergyd_trainers.torch_pipelining import PipelineHandle, attach  # noqa: E402
-from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, plan_slice  # noqa: E402
+from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, drain, plan_slice  # noqa: E402, drain
 from tests.support.thorough import thorough  # noqa: E402
 from tests.trainers.executed import num_inflight  # noqa: E402
 from tests.trainers.pipeline_processes import Pace, run_ranks  # noqa: E402
@@ -94,13 +93,6 @@ class Training:
 def join(training: Training, socket_path: str, **overrides: Any) -> Handle:
     keywords: dict[str, Any] = {"job": "test", "run_key": "r", "gpu_uuid": f"GPU-{training.rank}", **overrides}
     return attach(training.schedule, socket_path=socket_path, **keywords)
-
-
-def drain(waiting: "queue.Queue[Any]") -> list[Any]:
-    items = []
-    while not waiting.empty():
-        items.append(waiting.get())
-    return items
 
 
 def reports_of(daemon: FakeDaemon) -> dict[int, list[dict[str, Any]]]:
