@@ -6,6 +6,7 @@ import random
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 
 from docs.site.markdown import table
 from gpuenergyd.core.job import messages
@@ -88,6 +89,7 @@ _AFTER_ITERATION = {
 }
 
 
+@cache
 def transitions() -> Mapping[tuple[JobPhase, JobPhase], frozenset[str]]:
     """Return the events that take a job from one phase to another, by the two phases."""
     found: dict[tuple[JobPhase, JobPhase], set[str]] = defaultdict(set)

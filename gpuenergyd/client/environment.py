@@ -159,8 +159,8 @@ def find_run_key(run_key: str | None = None, *, num_processes: int = 1, environ:
         return run_key
     parts = [f"{name.lower()}={environ[name]}" for name in _RUN_VARIABLES if environ.get(name)]
     if not parts:
-        own = f"pid={os.getpid()}" if num_processes == 1 else f"parent={os.getppid()}"
-        return own + _namespace("pid")
+        process = f"pid={os.getpid()}" if num_processes == 1 else f"parent={os.getppid()}"
+        return process + _namespace("pid")
     is_loopback = environ.get("MASTER_ADDR", "").startswith(_LOOPBACK)
     return ",".join(parts)[:_MAX_RUN_KEY_CHARS] + (_namespace("net") if is_loopback else "")
 

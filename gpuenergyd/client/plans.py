@@ -48,15 +48,15 @@ def prepare(plan: PlanSlice, token: bytes) -> PreparedPlan:
     later: dict[OrderRow, list[tuple[int, int]]] = {}
     for kind, microbatch_index, chunk_index, delay_ns, sm_clock_mhz in plan.changes:
         key = (kind, microbatch_index, chunk_index)
-        own = later.setdefault(key, [])
+        changes = later.setdefault(key, [])
         if delay_ns <= 0:
             now[key] = sm_clock_mhz
         else:
-            own.append((delay_ns, sm_clock_mhz))
+            changes.append((delay_ns, sm_clock_mhz))
     clocks: dict[OrderRow, PlannedClocks] = {}
-    for key, own in later.items():
-        own.sort()
-        (first_delay_ns, first_mhz), *others = own[:MAX_LATER_CLOCKS] or [(0, 0)]
+    for key, changes in later.items():
+        changes.sort()
+        (first_delay_ns, first_mhz), *others = changes[:MAX_LATER_CLOCKS] or [(0, 0)]
         further = tuple((mhz, delay_ns) for delay_ns, mhz in others)
         clocks[key] = PlannedClocks(now.get(key, 0), first_mhz, first_delay_ns, further)
     return PreparedPlan(

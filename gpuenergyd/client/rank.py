@@ -910,7 +910,7 @@ def has_clients() -> bool:
 
 def _client_on(gpu_uuid: str) -> RankClient | None:
     """Return this process's client for a GPU; None if there is none."""
-    return next((own for own in list(_live_clients) if own.is_managed and own.gpu_uuid == gpu_uuid), None)
+    return next((client for client in list(_live_clients) if client.is_managed and client.gpu_uuid == gpu_uuid), None)
 
 
 def _seconds_until(mono_ns: int) -> float:

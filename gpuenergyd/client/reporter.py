@@ -287,11 +287,11 @@ class Reporter:
 
     def _period_after(self, iterations: list[_Reportable]) -> float:
         """Return the pause after a report."""
-        own, (newest, times) = self._registration, iterations[-1]
+        rank, (newest, times) = self._registration, iterations[-1]
         if times.end_mono_ns - times.begin_mono_ns >= 1e9 * REPORT_PERIOD_S * newest.num_together:
             return 0.0
         is_steady = 2 * sum(finished.is_in_order is not None for finished, _ in iterations) >= len(iterations)
-        if not is_steady or own.num_pp_ranks * own.num_stage_ranks > 1:  # ranks are waited for only a few iterations
+        if not is_steady or rank.num_pp_ranks * rank.num_stage_ranks > 1:  # ranks are waited for only a few iterations
             return REPORT_PERIOD_S
         return _STEADY_PERIOD_S if newest.plan_epoch else _UNPLANNED_PERIOD_S
 
@@ -477,8 +477,8 @@ class Reporter:
     @property
     def _rank_name(self) -> str:
         """This rank's name in messages: of a plain loop the process, of a pipeline the stage."""
-        own = self._registration
-        return f"rank {own.dp_rank if own.num_dp_ranks > 1 else own.pp_rank}"
+        rank = self._registration
+        return f"rank {rank.dp_rank if rank.num_dp_ranks > 1 else rank.pp_rank}"
 
     def _inform(self, text: str) -> None:
         """Log a line for the user, once per training; print it on stderr if the program does not log at INFO level."""
@@ -511,12 +511,12 @@ class Reporter:
 def joined(reports: Sequence[bytes]) -> list[bytes]:
     """Join JSON reports into as few arrays as fit into messages of limited size."""
     arrays: list[bytes] = []
-    own: list[bytes] = []
+    fitting: list[bytes] = []
     size = 1
     for report in reports:
-        if own and size + len(report) + 1 > MAX_ITERATION_REPORT_BYTES:
-            arrays.append(b"[" + b",".join(own) + b"]")
-            own, size = [], 1
-        own.append(report)
+        if fitting and size + len(report) + 1 > MAX_ITERATION_REPORT_BYTES:
+            arrays.append(b"[" + b",".join(fitting) + b"]")
+            fitting, size = [], 1
+        fitting.append(report)
         size += len(report) + 1
-    return [*arrays, b"[" + b",".join(own) + b"]"]
+    return [*arrays, b"[" + b",".join(fitting) + b"]"]

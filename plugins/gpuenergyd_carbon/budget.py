@@ -68,10 +68,9 @@ def job_budget(
     length_text = "" if total is None else count_text(total, "iteration")
 
     def budget(allowance: Allowance, basis: str, *, is_late: bool = False, is_overtime: bool = False) -> JobBudget:
-        rest_s = allowance.left_s if allowance.work_s is None else allowance.work_s
         return JobBudget(
             allowance,
-            reserve_s=account.reserve_s(full_s, baseline.iteration_sigma_s, rest_s),
+            reserve_s=account.reserve_s(full_s, baseline.iteration_sigma_s, allowance.rest_s),
             num_iterations_left=None if is_overtime else left,
             deadline_at=deadline_at,
             basis=basis,
@@ -108,14 +107,7 @@ def is_overdrawing(
     account: SlowdownAccount, budget: JobBudget, target: PerformanceTarget, full_speed_time_s: float
 ) -> bool:
     """Return whether the job must go to full speed now to stay within its budget; a change takes some iterations."""
-    own_s = target.own.iteration_time_s(full_speed_time_s)
-    longest_s = account.longest_time_s(
-        full_speed_time_s,
-        allowance=budget.allowance,
-        slot_s=budget.settling_iterations * own_s,
-        reserve_s=budget.reserve_s,
-    )
-    return own_s > max(longest_s, full_speed_time_s) * (1.0 + _SAME_RATIO)
+    return _is_too_slow(account, budget, target.own.iteration_time_s(full_speed_time_s), full_speed_time_s)
 
 
 def trial_refusal(account: SlowdownAccount, budget: JobBudget, full_speed_time_s: float) -> str | None:
@@ -126,8 +118,7 @@ def trial_refusal(account: SlowdownAccount, budget: JobBudget, full_speed_time_s
     allowance = budget.allowance
     if allowance.budget_ratio <= 0:
         return None
-    left_s = allowance.left_s if allowance.work_s is None else allowance.work_s
-    free_s = allowance.budget_ratio * (account.full_speed_s + left_s) - account.excess_s - budget.reserve_s
+    free_s = allowance.budget_ratio * (account.full_speed_s + allowance.rest_s) - account.excess_s - budget.reserve_s
     if allowance.work_s is not None:
         free_s = min(free_s, allowance.left_s - allowance.work_s - budget.reserve_s)
     cost = budget.trial_cost_iterations
@@ -144,8 +135,14 @@ def is_unaffordable(
     account: SlowdownAccount, budget: JobBudget, iteration_time_s: float, full_speed_time_s: float
 ) -> bool:
     """Return whether more iterations of this duration would exceed the budget; never for a budget of zero."""
-    if budget.allowance.budget_ratio <= 0:
-        return False
+    is_charged = budget.allowance.budget_ratio > 0
+    return is_charged and _is_too_slow(account, budget, iteration_time_s, full_speed_time_s)
+
+
+def _is_too_slow(
+    account: SlowdownAccount, budget: JobBudget, iteration_time_s: float, full_speed_time_s: float
+) -> bool:
+    """Return whether full speed would not make up for iterations of this duration until a change takes effect."""
     longest_s = account.longest_time_s(
         full_speed_time_s,
         allowance=budget.allowance,

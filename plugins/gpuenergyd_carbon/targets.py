@@ -6,7 +6,7 @@ decisions, a job about to exceed its budget goes to full speed, and trials that 
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -134,22 +134,9 @@ class CarbonTargets:
 
         `num_members` members share the power assumed for this host.
         """
-        target = runner.job.target
-        self._history.write(
-            TargetRecord(
-                job_id=runner.job_id,
-                decided_at=self._now(),
-                policy=self._settings.target,
-                permitted_time_s=target_s(target, runner.job.baseline),
-                reason="target of the whole pipeline",
-                basis=IntensityBasis.NEUTRAL,
-                intensity=None,
-                unit=self._feed.signal.unit,
-                slowdown_so_far_ratio=None,
-                budget_ratio=runner.job.description.target.max_slowdown_ratio,
-                host_power_w=self._settings.carbon_host_power_w / max(1, num_members),
-            )
-        )
+        posted = _constant(0.0, "target of the whole pipeline").decision
+        host_w = self._settings.carbon_host_power_w / max(1, num_members)
+        self._record(runner, replace(posted, target=runner.job.target), self._now(), None, host_w)
 
     def job_ended(self, job_id: str) -> None:
         """Drop the state of a job that has ended."""
@@ -188,13 +175,13 @@ class CarbonTargets:
             occasion = (self._grid.hour_of(self._now()), issued_at, kind, bool(job.frontier))
             if occasion == job.decided_for:
                 continue
-            if not budget.is_planned:
+            if not budget.is_planned or foreign:
+                reason = budget.basis
+                if budget.is_planned:  # an hour that is clean in one zone may be dirty in another
+                    zones = ", ".join((self._feed.zone, *foreign))
+                    reason = f"constant slowdown: its hosts are in several carbon zones ({zones})"
                 job.decided_for = occasion
-                self._apply(runner, job, baseline, self._target_without_plan(runner, budget))
-                continue
-            if foreign:
-                job.decided_for = occasion
-                self._apply(runner, job, baseline, self._constant_target(runner, foreign))
+                self._apply(runner, job, baseline, _constant(0.0 if budget.is_late else permitted_ratio, reason))
                 continue
             now_at = self._now()
             view = target_view(self._settings, self._grid, runner, baseline, job.account, budget, forecast, now_at)
@@ -216,42 +203,24 @@ class CarbonTargets:
                 )
                 self._apply(runner, job, baseline, reply)
 
-    def _target_without_plan(self, runner: RunningJob, budget: JobBudget) -> TargetReply:
-        """Return the target of a job that is past its deadline or its registered length."""
-        ratio = 0.0 if budget.is_late else runner.job.description.target.max_slowdown_ratio
-        target = PerformanceTarget(ratio, straggler_time_s=runner.job.target.straggler_time_s)
-        return TargetReply(TargetDecision(target, budget.basis, IntensityBasis.NEUTRAL, None), ())
-
     def _foreign_zones(self, runner: RunningJob) -> tuple[str, ...]:
         """Return the zones of a job's other hosts that are not this host's."""
         return tuple(sorted(runner.carbon_zones - {self._feed.zone}))
 
-    def _constant_target(self, runner: RunningJob, foreign: Sequence[str]) -> TargetReply:
-        """Return the registered slowdown: an hour that is clean in one zone may be dirty in another."""
-        ratio = runner.job.description.target.max_slowdown_ratio
-        target = PerformanceTarget(ratio, straggler_time_s=runner.job.target.straggler_time_s)
-        reason = f"constant slowdown: its hosts are in several carbon zones ({', '.join((self._feed.zone, *foreign))})"
-        return TargetReply(TargetDecision(target, reason, IntensityBasis.NEUTRAL, None), ())
-
     def _apply(
         self, runner: RunningJob, job: JobAccount, baseline: BaselineView, reply: TargetReply | PolicyFailure
     ) -> None:
-        ratio = runner.job.description.target.max_slowdown_ratio
-        straggler_s = runner.job.target.straggler_time_s
+        failure = reply.reason if isinstance(reply, PolicyFailure) else None
+        if failure not in {None, job.failure}:
+            log.warning("job %s: target policy %r failed: %s", runner.job_id, self._settings.target, failure)
+        job.failure = failure
         if isinstance(reply, PolicyFailure):
-            if reply.reason != job.failure:
-                log.warning("job %s: target policy %r failed: %s", runner.job_id, self._settings.target, reply.reason)
-            job.failure = reply.reason
-            constant = PerformanceTarget(ratio, straggler_time_s=straggler_s)
-            decision = TargetDecision(constant, f"constant slowdown: {reply.reason}", IntensityBasis.NEUTRAL, None)
-            frontier = job.frontier
-        else:
-            job.failure, decision, frontier = None, reply.decision, reply.frontier or job.frontier
+            ratio = runner.job.description.target.max_slowdown_ratio
+            reply = _constant(ratio, f"constant slowdown: {reply.reason}")
+        decision = self._within_budget(runner, job, baseline, reply.decision)
         if job.is_following and job.decision is not None:
             decision = job.decision  # only the frontier of the policy's reply is used
-        else:
-            decision = self._within_budget(runner, job, baseline, decision)
-        self._issue(runner, job, decision, frontier)
+        self._issue(runner, job, decision, reply.frontier or job.frontier)
 
     def _issue(
         self, runner: RunningJob, job: JobAccount, decision: TargetDecision, frontier: tuple[tuple[float, float], ...]
@@ -268,29 +237,41 @@ class CarbonTargets:
             runner.handle(TargetChanged(target))
         elif not has_new_frontier:
             return
+        issued, host_w = replace(decision, target=target), host_power_w(self._settings, runner)
+        so_far_ratio = job.account.slowdown_ratio
+        self._record(runner, issued, job.decided_at, so_far_ratio, host_w, frontier if has_new_frontier else None)
+
+    def _record(
+        self,
+        runner: RunningJob,
+        issued: TargetDecision,
+        decided_at: datetime,
+        slowdown_so_far_ratio: float | None,
+        host_w: float,
+        frontier: tuple[tuple[float, float], ...] | None = None,
+    ) -> None:
         self._history.write(
             TargetRecord(
                 job_id=runner.job_id,
-                decided_at=job.decided_at,
+                decided_at=decided_at,
                 policy=self._settings.target,
-                permitted_time_s=target_s(target, runner.job.baseline),
-                reason=decision.reason,
-                basis=decision.basis,
-                intensity=decision.intensity,
+                permitted_time_s=target_s(issued.target, runner.job.baseline),
+                reason=issued.reason,
+                basis=issued.basis,
+                intensity=issued.intensity,
                 unit=self._feed.signal.unit,
-                slowdown_so_far_ratio=job.account.slowdown_ratio,
+                slowdown_so_far_ratio=slowdown_so_far_ratio,
                 budget_ratio=runner.job.description.target.max_slowdown_ratio,
-                host_power_w=host_power_w(self._settings, runner),
-                frontier=frontier if has_new_frontier else None,
+                host_power_w=host_w,
+                frontier=frontier,
             )
         )
 
     def _order_full_speed(self, runner: RunningJob, job: JobAccount, decision: TargetDecision) -> None:
         """Set the target to full speed at once, because iterations were slower, or slowed for longer, than planned."""
         job.num_full_speed_orders += 1
-        target = PerformanceTarget(0.0, straggler_time_s=runner.job.target.straggler_time_s)
         reason = f"full speed: {job.slowdown_text}, and the change to full speed needs the rest of the budget"
-        self._issue(runner, job, replace(decision, target=target, reason=reason), job.frontier)
+        self._issue(runner, job, replace(decision, target=PerformanceTarget(0.0), reason=reason), job.frontier)
 
     def _budget(self, runner: RunningJob, job: JobAccount, baseline: BaselineView) -> JobBudget:
         return job_budget(
@@ -302,8 +283,7 @@ class CarbonTargets:
     ) -> TargetDecision:
         """Return the decision, with a faster target if the proposed one could exceed the budget."""
         full_s, budget = baseline.iteration_time_s, self._budget(runner, job, baseline)
-        own = replace(decision.target, straggler_time_s=None)
-        proposed_s = own.iteration_time_s(full_s)
+        proposed_s = replace(decision.target, straggler_time_s=None).iteration_time_s(full_s)
         settling_s = budget.settling_iterations * full_s
         rest_s = max((1.0 + _MAX_DELAY_RATIO) * self._rest_of_hour_s(), settling_s)
         if budget.allowance.work_s is not None:
@@ -313,10 +293,9 @@ class CarbonTargets:
         )
         if proposed_s <= longest_s * (1.0 + _SAME_RATIO):
             return decision
-        target = PerformanceTarget(0.0, straggler_time_s=decision.target.straggler_time_s)
+        target = PerformanceTarget(0.0)
         if longest_s > full_s * (1.0 + _MIN_SLOWDOWN_RATIO):
-            ratio = runner.job.description.target.max_slowdown_ratio
-            target = replace(target, max_slowdown_ratio=ratio, permitted_time_s=longest_s)
+            target = PerformanceTarget(runner.job.description.target.max_slowdown_ratio, permitted_time_s=longest_s)
         return replace(decision, target=target, reason=f"{decision.reason}; limited by the budget")
 
     def _rest_of_hour_s(self) -> float:
@@ -339,3 +318,8 @@ class CarbonTargets:
             "target": target_figures(self._settings, runner, job, budget, num_windows, self._now()),
             "carbon": carbon_figures(use, carbon, self._settings.pue),
         }
+
+
+def _constant(ratio: float, reason: str) -> TargetReply:
+    """Return a slowdown that does not depend on the hour."""
+    return TargetReply(TargetDecision(PerformanceTarget(ratio), reason, IntensityBasis.NEUTRAL, None), ())

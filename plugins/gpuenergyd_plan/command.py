@@ -1,6 +1,7 @@
 """`gpuenergyd plan FILE`: computes a clock for every instruction from measured tables, with a proven lower bound."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from gpuenergyd.core.policy_api.policy import OfflinePlan, PowerFigures, Switchi
 from gpuenergyd.errors import UsageError
 from gpuenergyd_plan import options
 from gpuenergyd_plan.inputs import PlanInput, load_planner, plan_input
-from gpuenergyd_plan.tables import PlanOptions
+from gpuenergyd_plan.tables import PlanOptions, named
 
 
 def plan(  # noqa: PLR0913  each option is a parameter
@@ -185,17 +186,7 @@ def plan_figures(given: PlanInput, planned: OfflinePlan) -> dict[str, Any]:
             str(pp_rank): [[i.kind, i.microbatch_index, i.chunk_index] for i in order]
             for pp_rank, order in enumerate(planned.orders)
         },
-        "clocks": [
-            {
-                "stage": i.pp_rank,
-                "instruction": i.kind,
-                "microbatch": i.microbatch_index,
-                "chunk": i.chunk_index,
-                "sm_clock_mhz": planned.sm_clocks_mhz[i],
-            }
-            for order in planned.orders
-            for i in order
-        ],
+        "clocks": [{**named(i), "sm_clock_mhz": planned.sm_clocks_mhz[i]} for order in planned.orders for i in order],
         "frontier": list(planned.frontier),
         "throttling": [
             {"stage": key.pp_rank, "instruction": key.kind, "chunk": key.chunk_index, "sm_clock_mhz": clock}
@@ -232,10 +223,7 @@ def _waiting_figures(waiting: WaitingFigures, baseline_j: float) -> dict[str, An
         "kept_clock_saving_ratio": 1.0 - waiting.kept_energy_j / baseline_j if baseline_j else 0.0,
         "lowered": [
             {
-                "stage": wait.instruction.pp_rank,
-                "instruction": wait.instruction.kind,
-                "microbatch": wait.instruction.microbatch_index,
-                "chunk": wait.instruction.chunk_index,
+                **named(wait.instruction),
                 "sm_clock_mhz": wait.sm_clock_mhz,
                 "wait_s": wait.wait_s,
                 "raised_s": wait.raised_s,
@@ -280,14 +268,7 @@ def _switching_figures(
         "free_with_lead": outcome(switching.free_lead_time_s, switching.free_lead_energy_j),
         "free_naive": outcome(switching.free_naive_time_s, switching.free_naive_energy_j),
         "changes": [
-            {
-                "stage": change.instruction.pp_rank,
-                "instruction": change.instruction.kind,
-                "microbatch": change.instruction.microbatch_index,
-                "chunk": change.instruction.chunk_index,
-                "offset_s": change.offset_s,
-                "sm_clock_mhz": change.sm_clock_mhz,
-            }
+            {**named(change.instruction), "offset_s": change.offset_s, "sm_clock_mhz": change.sm_clock_mhz}
             for rank_changes in switching.changes
             for change in rank_changes
         ],
@@ -306,14 +287,7 @@ def swing_figures(swing: PlannedSwing) -> dict[str, Any]:
 
 
 def _figures(figures: SwingFigures) -> dict[str, float]:
-    return {
-        "peak_w": figures.peak_w,
-        "trough_w": figures.trough_w,
-        "mean_w": figures.mean_w,
-        "ramp_w_per_s": figures.ramp_w_per_s,
-        "band_energy_w2": figures.band_energy_w2,
-        "band_rms_w": figures.band_rms_w,
-    }
+    return {**asdict(figures), "band_rms_w": figures.band_rms_w}
 
 
 def _change(planned: SwingFigures, other: SwingFigures) -> float | None:

@@ -18,7 +18,7 @@ from gpuenergyd_plan import options
 from gpuenergyd_plan.explanation import ClockExplanation, ClockReason, explain_clocks
 from gpuenergyd_plan.inputs import PlanInput, load_planner, plan_input
 from gpuenergyd_plan.running_job import RunningJobInput, running_job_input
-from gpuenergyd_plan.tables import PlanOptions
+from gpuenergyd_plan.tables import PlanOptions, named
 
 _MAX_ROWS = 12
 """Rows of the table printed when no instruction is named."""
@@ -140,10 +140,7 @@ def _figures(
         },
         "instructions": [
             {
-                "stage": e.instruction.pp_rank,
-                "instruction": e.instruction.kind,
-                "microbatch": e.instruction.microbatch_index,
-                "chunk": e.instruction.chunk_index,
+                **named(e.instruction),
                 "sm_clock_mhz": e.option.sm_clock_mhz,
                 "start_s": e.span.start_s,
                 "duration_s": e.span.duration_s,

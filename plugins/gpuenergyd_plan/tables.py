@@ -5,6 +5,7 @@ from pathlib import Path
 
 from gpuenergyd.core.pipeline.graph import (
     DependencyGraph,
+    Instruction,
     InstructionClass,
     InstructionKind,
     Schedule,
@@ -171,3 +172,13 @@ def reference_graph(schedule: Schedule, options: PlanOptions) -> DependencyGraph
         return None
     plain = make_schedule(DEFAULT_SCHEDULE, schedule.num_ranks, schedule.num_microbatches)
     return dependency_graph(plain, communication_latency_s=options.communication_latency_s or 0.0)
+
+
+def named(instruction: Instruction) -> dict[str, int | str]:
+    """Return which instruction a row of a JSON document is about."""
+    return {
+        "stage": instruction.pp_rank,
+        "instruction": instruction.kind,
+        "microbatch": instruction.microbatch_index,
+        "chunk": instruction.chunk_index,
+    }

@@ -44,7 +44,7 @@ def with_advice(view: JobView, plan: ClockPlan, *, cost: Cost | None = None) -> 
     if not settings or not can_be_advised(view) or not is_time_to_review(view):
         return plan
     points = measured_points(view, settings)
-    slowest_ratio = max((own.time_ratio - 1 for own in points.values()), default=0.0)
+    slowest_ratio = max((point.time_ratio - 1 for point in points.values()), default=0.0)
     curves = curves_of(view, settings, points)
     random, num_curves = np.random.default_rng(len(points)), len(curves.logs)
     later = standard_errors(view, view.baseline.num_iterations)  # a job keeps to its permitted time within one of them

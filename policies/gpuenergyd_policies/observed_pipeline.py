@@ -59,7 +59,7 @@ def contradiction(view: JobView, graph: DependencyGraph, profile: PipelineProfil
     """Return in words that a rank's instructions need longer than whole iterations at full speed; None if none does."""
     baseline, full_speed = view.baseline, _at_full_speed(graph, profile)
     noise_ratio = baseline.iteration_sigma_s / baseline.iteration_time_s / sqrt(max(1, baseline.num_iterations))
-    spans_s = {r: own[-1].end_s - own[0].start_s for r, own in enumerate(full_speed.spans_of_ranks()) if own}
+    spans_s = {r: spans[-1].end_s - spans[0].start_s for r, spans in enumerate(full_speed.spans_of_ranks()) if spans}
     slowest = max(spans_s, key=spans_s.__getitem__)
     excess_ratio = spans_s[slowest] / baseline.iteration_time_s - 1
     if excess_ratio <= MAX_EXCESS_RATIO + CLEAR_SIGMAS * noise_ratio:

@@ -69,8 +69,8 @@ def predicted_plan(view: JobView, planner: Planner) -> ClockPlan:
     likely = replace(_planned(view, planner, fitted.profile), reason=basis)
     saving_ratio = _saving_ratio(likely)
     drawn = fitted.curves.drawn(NUM_DRAWS, np.random.default_rng(0))
-    savings = [saving_ratio, *(_saving_ratio(_planned(view, planner, own)) for own in drawn)]
-    low, high = (float(own) for own in np.quantile(savings, _RANGE))
+    savings = [saving_ratio, *(_saving_ratio(_planned(view, planner, profile)) for profile in drawn)]
+    low, high = (float(bound) for bound in np.quantile(savings, _RANGE))
     if saving_ratio <= error_ratio:
         assert likely.predicted is not None
         assert likely.predicted.baseline_energy_j is not None

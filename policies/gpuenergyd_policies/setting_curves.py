@@ -118,7 +118,7 @@ class Curves:
         """Return the settings whose expected time is at most this, with so many standard errors to spare."""
         logs = self.logs[:, : len(self.settings)]
         is_within = logs.mean(axis=0) + sigmas * logs.std(axis=0) <= np.log(longest_ratio)
-        return {setting for setting, own in zip(self.settings, is_within, strict=True) if own}
+        return {setting for setting, is_one in zip(self.settings, is_within, strict=True) if is_one}
 
     def costs(self, cost: Cost | None) -> FloatArray:
         """Return the costs, shape (curves, settings); without a cost that is the energy."""
@@ -135,12 +135,12 @@ class Curves:
 
         `full_speed` are the errors of time and energy at full speed, which all relative measurements share.
         """
-        known = [(self.settings.index(setting), own) for setting, own in points.items() if setting in self.settings]
+        known = [(self.settings.index(setting), point) for setting, point in points.items() if setting in self.settings]
         if not known:
             return self
         columns = [k for k, _ in known] + [k + len(self.settings) for k, _ in known]
-        measured = np.log([own.time_ratio for _, own in known] + [own.energy_ratio for _, own in known])
-        own_errors = [own.errors.time for _, own in known] + [own.errors.energy for _, own in known]
+        measured = np.log([point.time_ratio for _, point in known] + [point.energy_ratio for _, point in known])
+        own_errors = [point.errors.time for _, point in known] + [point.errors.energy for _, point in known]
         shared = np.kron(np.diag(np.square(full_speed)), np.ones((len(known), len(known))))
         noise = np.asarray(np.diag(np.square(own_errors)) + shared, float)
 
@@ -222,7 +222,7 @@ class _PossibleLoops:
         """Return the depths under power limits, of which the first one is in force at full speed, at this power."""
         powers = np.minimum.accumulate(self.energies - self.times, axis=1)
         excess = self.softness * np.logaddexp(0, np.log(power_w / limits_w) / self.softness)
-        return np.stack([_depths_where(powers, excess[:, 0] - own) for own in excess.T], axis=1)
+        return np.stack([_depths_where(powers, excess[:, 0] - ratio) for ratio in excess.T], axis=1)
 
 
 def _possible_loops(loop: LoopAtFullSpeed, random: np.random.Generator) -> _PossibleLoops:

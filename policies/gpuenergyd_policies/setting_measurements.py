@@ -45,13 +45,15 @@ def iterations_by_setting(view: JobView) -> dict[Setting, list[IterationObservat
     for seen in view.observations:
         if seen.is_regular and seen.plan_id in settings:
             found.setdefault(settings[seen.plan_id], []).append(seen)
-    return {setting: own for setting, own in found.items() if len(own) >= ITERATIONS_PER_SETTING}
+    return {setting: iterations for setting, iterations in found.items() if len(iterations) >= ITERATIONS_PER_SETTING}
 
 
 def setting_measurements(view: JobView) -> dict[Setting, SettingMeasurement]:
     """Return the measurements of all settings with enough undisturbed iterations."""
-    unchanged = ((setting, own, [_NO_CHANGE] * len(own)) for setting, own in iterations_by_setting(view).items())
-    return {setting: _measurement(view, own, changes) for setting, own, changes in unchanged}
+    return {
+        setting: _measurement(view, iterations, [_NO_CHANGE] * len(iterations))
+        for setting, iterations in iterations_by_setting(view).items()
+    }
 
 
 class _Change(NamedTuple):
@@ -104,15 +106,16 @@ def lost_iterations(view: JobView) -> float:
 
 def is_full_speed(setting: Setting, settings: Collection[Setting]) -> bool:
     """Return whether this is the highest setting of its lever."""
-    return setting == next(own for own in settings if own.lever is setting.lever)
+    return setting == next(other for other in settings if other.lever is setting.lever)
 
 
 def energy_at_full_speed(view: JobView, settings: Collection[Setting]) -> float | None:
     """Return the energy of the baseline; a short one may have none, which is then measured as a setting."""
     if view.baseline.energy_j is not None:
         return view.baseline.energy_j
-    tops = (own for one, own in setting_measurements(view).items() if one in settings and is_full_speed(one, settings))
-    return next((own.energy_j for own in tops if own.energy_j is not None), None)
+    measured = setting_measurements(view).items()
+    tops = (top for setting, top in measured if setting in settings and is_full_speed(setting, settings))
+    return next((top.energy_j for top in tops if top.energy_j is not None), None)
 
 
 def measured_points(view: JobView, settings: Collection[Setting]) -> dict[Setting, MeasuredPoint]:
@@ -121,7 +124,7 @@ def measured_points(view: JobView, settings: Collection[Setting]) -> dict[Settin
     full_speed, points = _at_full_speed(view), {}
     for setting, iterations in iterations_by_setting(view).items():
         if setting in settings and not is_full_speed(setting, settings) and baseline_j:
-            changes = [_change_around(view, own, full_speed, baseline_j) for own in iterations]
+            changes = [_change_around(view, iteration, full_speed, baseline_j) for iteration in iterations]
             seen = _measurement(view, iterations, changes)
             if seen.energy_j:
                 errors = standard_errors(view, seen.num_iterations)
@@ -137,14 +140,14 @@ def _change_around(
     A loop may become faster while it is measured, for instance as its data comes from a cache: then a slow setting
     takes no more time than the baseline did.
     """
-    before = [own for own in full_speed if own.iteration_index < seen.iteration_index][-_NEIGHBOURS:]
-    after = [own for own in full_speed if own.iteration_index > seen.iteration_index][:_NEIGHBOURS]
-    baseline_s, times_s = view.baseline.iteration_time_s, [own.own_time_s for own in (*before, *after)]
+    before = [other for other in full_speed if other.iteration_index < seen.iteration_index][-_NEIGHBOURS:]
+    after = [other for other in full_speed if other.iteration_index > seen.iteration_index][:_NEIGHBOURS]
+    baseline_s, times_s = view.baseline.iteration_time_s, [neighbour.own_time_s for neighbour in (*before, *after)]
     noise_s = max(view.baseline.iteration_sigma_s, LEAST_TIME_ERROR * baseline_s) / math.sqrt(max(1, len(times_s)))
     if not times_s or abs(fmean(times_s) - baseline_s) <= _DISTURBED * noise_s:
         return _NO_CHANGE
     time_ratio = _middle(times_s[: len(before)], times_s[len(before) :]) / baseline_s
-    energies_j = [[own.energy_j for own in side if own.energy_j is not None] for side in (before, after)]
+    energies_j = [[seen.energy_j for seen in side if seen.energy_j is not None] for side in (before, after)]
     return _Change(time_ratio, _middle(*energies_j) / baseline_j if any(energies_j) else time_ratio)
 
 

@@ -57,7 +57,7 @@ class SettingSearch:
         if len(tried) >= MAX_PROBES:
             return None
         settings, times, costs = self.curves.settings, self.curves.times, self.curves.costs(self.cost)
-        is_open = np.array([own not in tried and not is_full_speed(own, settings) for own in settings])
+        is_open = np.array([setting not in tried and not is_full_speed(setting, settings) for setting in settings])
         is_open &= times.mean(axis=0) <= max(self.longest_ratio, 1 + _CHEAP_SLOWDOWN_RATIO)
         best = self.best()
         least_cost = costs[:, 0 if best is None else settings.index(best)].mean()
@@ -117,10 +117,10 @@ def most_telling_setting(view: JobView, curves: Curves, tried: Collection[Settin
     noise = np.diag(np.square(standard_errors(view, ITERATIONS_PER_SETTING)))
     explained = {}
     for k, setting in enumerate(curves.settings):
-        own = curves.logs[:, [k, k + len(curves.settings)]]
-        slowdown_ratio = np.mean(np.exp(own[:, 0])) - 1
+        logs = curves.logs[:, [k, k + len(curves.settings)]]
+        slowdown_ratio = np.mean(np.exp(logs[:, 0])) - 1
         if setting not in tried and 2 * ITERATIONS_PER_SETTING * slowdown_ratio <= most_lost:
-            explained[setting] = _explained_variance(savings, own, noise)
+            explained[setting] = _explained_variance(savings, logs, noise)
     chosen = max(explained, key=lambda own: explained[own], default=None)
     return None if chosen is None or explained[chosen] < noise[1, 1] else chosen
 
@@ -132,5 +132,5 @@ def _explained_variance(wanted: FloatArray, measured: FloatArray, noise: FloatAr
     """
     wanted, measured = wanted - wanted.mean(axis=0), measured - measured.mean(axis=0)
     shared = measured.T @ wanted / len(wanted)
-    own = measured.T @ measured / len(wanted) + noise
-    return float(np.mean(np.sum(shared * np.linalg.solve(own, shared), axis=0)))
+    variances = measured.T @ measured / len(wanted) + noise
+    return float(np.mean(np.sum(shared * np.linalg.solve(variances, shared), axis=0)))

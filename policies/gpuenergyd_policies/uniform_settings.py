@@ -85,10 +85,10 @@ def sustained_ratio(view: JobView) -> float:
     It is that of the fastest GPU, rounded up, so that a few more readings do not change it.
     """
     others = {plan.plan_id for plan in view.issued_plans if plan.purpose is not PlanPurpose.BASELINE}
-    sustained = sustained_clocks(own for own in view.observations if own.plan_id not in others)
-    if len(sustained) < len(view.gpus) or not all(own.holds_all_work for own in sustained.values()):
+    sustained = sustained_clocks(seen for seen in view.observations if seen.plan_id not in others)
+    if len(sustained) < len(view.gpus) or not all(clock.holds_all_work for clock in sustained.values()):
         return 1.0
-    reached_mhz = max(own.sm_clock_mhz for own in sustained.values())
+    reached_mhz = max(clock.sm_clock_mhz for clock in sustained.values())
     top_mhz = max(mhz for gpu in view.gpus for mhz in gpu.supported_sm_clocks_mhz)
     return min(1.0, math.ceil(_SUSTAINED_STEPS * reached_mhz / top_mhz) / _SUSTAINED_STEPS)
 

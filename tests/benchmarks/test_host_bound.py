@@ -80,6 +80,7 @@ def test_a_plain_step_calls_no_hook_and_the_next_step_of_the_client_calls_all(ho
     assert len(seen) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="the benchmark's events are compiled")
 def test_a_few_pairs_have_all_figures(tmp_path: Path) -> None:
     arguments = ["--pairs", "3", "--only", "observe", "--programs", "loop", "--json"]

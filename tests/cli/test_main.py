@@ -131,8 +131,6 @@ def test_a_slowdown_above_one_half_is_warned_about(
         (["status", "--json", "--socket", "{tmp}/none.sock"], 3, "no daemon answers on {tmp}/none.sock"),
         (["report", "--database", "{tmp}/none.sqlite3"], 1, "{tmp}/none.sqlite3"),
         (["report", "--since", "yesterday"], 2, "--since 'yesterday'"),
-        (["report", "--since", "2999-01-01"], 2, "is in the future"),
-        (["report", "--since", "1h", "--until", "2h"], 2, "is not before --until"),
         (["report", "--format", "xml"], 2, "'table', 'json', 'csv', 'html'"),
         (["serve", "--driver", "simulated"], 2, "world_path"),
         (["serve", "--mode", "fast"], 2, "'fast'"),

@@ -17,6 +17,14 @@ from tests.support.waiting import LIMIT_S
 WAIT_LIMIT_S = LIMIT_S
 
 
+def drain(waiting: "queue.Queue[Any]") -> list[Any]:
+    """Return what is in a queue now."""
+    items = []
+    while not waiting.empty():
+        items.append(waiting.get())
+    return items
+
+
 class _UnixHttpServer(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
     block_on_close = False

@@ -15,6 +15,7 @@ import pytest
 
 from gpuenergyd.client.rank import RankClient, RankDescription
 from gpuenergyd.wire.messages import OrderRow
+from gpuenergyd_sim.driver.world_kinds import WorldKind
 from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, plan_slice
 from tests.support.daemon_process import running_daemon, training
 from tests.support.waiting import wait_until
@@ -132,7 +133,8 @@ def test_steps_continue_without_waiting_while_the_daemon_is_stopped(tmp_path: Pa
 
 @pytest.mark.kill
 def test_a_tuned_pipeline_finishes_while_the_daemon_is_stopped(tmp_path: Path) -> None:
-    with running_daemon(tmp_path) as daemon, training(daemon, arguments=("--policy", "uniform")) as run:
+    arguments = ("--policy", "uniform")
+    with running_daemon(tmp_path, kind=WorldKind.KIND) as daemon, training(daemon, arguments=arguments) as run:
         wait_until(daemon.is_lowered)
 
         os.kill(daemon.pid, signal.SIGSTOP)

@@ -86,7 +86,7 @@ class Leaks:
     def next_plan(self, view):
         hoard = []
         while True:
-            hoard.append(bytearray(1 << 24))
+            hoard.append(bytes(1 << 24))  # address space, but no pages
 
 
 class Prepares:

@@ -23,6 +23,7 @@ def test_an_installed_driver_is_a_setting_and_reaches_the_worker(
     assert settings.driver == "amd"
     assert settings.mode is Mode.OBSERVE
     command = worker_command(settings)
+    assert "--observe-only" in command
     assert command[command.index("--driver") + 1] == "amd"
     assert command[command.index("--world") + 1] == str(Path("world").absolute())
 

@@ -5,13 +5,13 @@ import sqlite3
 from functools import partial
 from pathlib import Path
 
-from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.daemon.jobs.runner import JobRunner
 from gpuenergyd.store import HistoryWriter, WriterOptions
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.full_speed import FullSpeed
-from gpuenergyd_sim.virtual_training.work import A100Work, Work
+from gpuenergyd_sim.virtual_training.work import a100_stages
 from tests.support.job_stage import FakeWorker, settle
 from tests.support.virtual_daemon import (
     LATENCY_S,
@@ -27,12 +27,8 @@ RANK_SHARES = (1.0, 0.9, 1.1)
 
 
 def job(num_microbatches: int) -> DaemonTraining:
-    work: dict[tuple[int, InstructionKind], Work] = {}
-    for rank, share in enumerate(RANK_SHARES):
-        work[rank, InstructionKind.F] = A100Work(0.0120 * share, 0.0382 * share, 0.25)
-        work[rank, InstructionKind.B] = A100Work(0.0270 * share, 0.0660 * share, 0.27)
     schedule = one_forward_one_backward(len(RANK_SHARES), num_microbatches)
-    return DaemonTraining(schedule, work, FullSpeed(), switch_latency_s=LATENCY_S)
+    return DaemonTraining(schedule, a100_stages(RANK_SHARES), FullSpeed(), switch_latency_s=LATENCY_S)
 
 
 def num_stored(database: Path) -> int:

@@ -10,6 +10,7 @@ import pytest
 
 from gpuenergyd.gpu.drivers.nvml import NvmlHost
 from gpuenergyd_sim.driver.host import SimulatedHost
+from gpuenergyd_sim.driver.world_kinds import WorldKind
 from tests.support.daemon_process import DaemonProcess
 from tests.support.fake_nvml.control import FakeNvmlControl
 from tests.support.fake_nvml.library import build_library, compiler
@@ -113,7 +114,7 @@ def daemon(tmp_path: Path, fake_nvml_library: Path, monkeypatch: pytest.MonkeyPa
     """A daemon with the NVML driver, not started."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_nvml_library))
     monkeypatch.setenv("GPUENERGYD_FAKE_NVML_WORLD", str(tmp_path / "world"))
-    made = DaemonProcess(tmp_path, overrides={"driver": "nvml", "mode": "control"})
+    made = DaemonProcess(tmp_path, overrides={"driver": "nvml", "mode": "control"}, kind=WorldKind.KIND)
     yield made
     if made.process is not None and made.process.poll() is None:
         made.stop()

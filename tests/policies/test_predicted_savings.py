@@ -22,7 +22,7 @@ from gpuenergyd_other_policies.uniform import Uniform
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.full_speed import FullSpeed
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
-from gpuenergyd_sim.virtual_training.work import A100Work, Work
+from gpuenergyd_sim.virtual_training.work import A100Work, Work, a100_stages
 
 F, B = InstructionKind.F, InstructionKind.B
 MODEL = "NVIDIA A100-SXM4-40GB"
@@ -30,10 +30,7 @@ MODEL = "NVIDIA A100-SXM4-40GB"
 
 
 def training(policy: ClockPolicy, **overrides: object) -> VirtualTraining:
-    work: dict[tuple[int, InstructionKind], Work] = {}
-    for rank, scale in enumerate((1.0, 0.93, 1.0, 1.10)):
-        work[rank, F] = A100Work(0.0120 * scale, 0.0382 * scale, 0.25)
-        work[rank, B] = A100Work(0.0270 * scale, 0.0660 * scale, 0.27)
+    work = a100_stages((1.0, 0.93, 1.0, 1.10))
     return VirtualTraining(one_forward_one_backward(4, 8), work, policy, **overrides)  # type: ignore[arg-type]
 
 

@@ -5,27 +5,21 @@ from collections.abc import Callable
 import pytest
 
 from gpuenergyd.core.job.messages import JobPhase
-from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd_other_policies.cost import Cost
 from gpuenergyd_other_policies.envelope import Envelope
 from gpuenergyd_other_policies.uniform import Uniform
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
-from gpuenergyd_sim.virtual_training.work import A100Work, Work
+from gpuenergyd_sim.virtual_training.work import a100_stages
 from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.thorough import thorough
 from tests.support.virtual_replicas import VirtualReplicas
 
-F, B = InstructionKind.F, InstructionKind.B
-
 
 def training(policy: ClockPolicy, *, seconds: float = 1.0, **options: object) -> VirtualTraining:
     """Return an uneven pipeline whose iterations at full speed take about so many seconds."""
-    work: dict[tuple[int, InstructionKind], Work] = {}
-    for rank, share in enumerate((1.0, 0.93, 1.10)):
-        scale = share * seconds / 1.25
-        work[rank, F] = A100Work(0.0120 * scale, 0.0382 * scale, 0.25)
-        work[rank, B] = A100Work(0.0270 * scale, 0.0660 * scale, 0.27)
+    work = a100_stages((1.0, 0.93, 1.10), scale=seconds / 1.25)
     return VirtualTraining(one_forward_one_backward(3, 6), work, policy, noise_ratio=0.002, **options)  # type: ignore[arg-type]
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,6 +42,7 @@ def test_the_policy_of_the_documentation_plans_a_pipeline_and_passes_its_test(mo
     assert tests
 
 
+@cache
 def anchors(path: Path) -> set[str]:
     """Return the anchors of a page's headings, as GitHub and the site make them."""
     text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)

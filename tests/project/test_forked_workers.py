@@ -37,27 +37,20 @@ def outcomes(folder: Path, *arguments: str) -> dict[str, list[str]]:
     return found
 
 
-def test_each_test_is_reported_once_with_its_output(tmp_path: Path) -> None:
+@pytest.mark.kill
+def test_each_test_is_reported_once_with_its_output_and_none_is_lost_with_its_worker(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / f"test_{name}.py").write_text(USUAL)
+    (tmp_path / "test_d.py").write_text(DEADLY)
     found = outcomes(tmp_path, "-o", "junit_logging=system-out", "-o", "junit_log_passing_tests=false")
 
-    assert found["passed"] == ["test_passes"] * 3
-    assert [len(found[outcome]) for outcome in ("failure", "skipped")] == [3, 3]
-    assert all("what it printed" in text for text in found["failure"])
-
-
-@pytest.mark.kill
-def test_what_a_dead_worker_has_not_run_has_failed(tmp_path: Path) -> None:
-    (tmp_path / "test_a.py").write_text(DEADLY)
-    (tmp_path / "test_b.py").write_text(USUAL)
-    found = outcomes(tmp_path)
-
-    assert sorted(found["passed"]) == ["test_before", "test_passes"]
-    [after, ends, _] = sorted(found["failure"])
+    assert sorted(found["passed"]) == ["test_before", *["test_passes"] * 3]
+    assert [len(found[outcome]) for outcome in ("failure", "skipped")] == [5, 3]
+    [after, ends, *failed] = sorted(found["failure"])
+    assert all("what it printed" in text for text in failed)
     assert after.startswith("test_after")
     assert ends.startswith("test_ends_its_worker")
-    assert "test_a.py::test_ends_its_worker ended its worker: exit status 3" in after
+    assert "test_d.py::test_ends_its_worker ended its worker: exit status 3" in after
 
 
 def test_the_first_failure_ends_the_run_if_asked_to(tmp_path: Path) -> None:

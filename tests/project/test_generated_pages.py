@@ -4,7 +4,9 @@ import pytest
 
 from docs.site.generated import DOCS, renderers
 from docs.site.house_map import ROOT, first_line, folders, map_page, modules
+from docs.site.job_states import transitions
 from docs.site.schedules import schedules_page
+from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.pipeline.schedules import SCHEDULES
 
 RENDERERS = renderers()
@@ -33,3 +35,10 @@ def test_the_map_names_every_module() -> None:
 
 def test_every_schedule_is_documented() -> None:
     assert [name for name in SCHEDULES if f"### {name}\n" not in schedules_page()] == []
+
+
+def test_every_phase_of_a_job_is_reached_and_only_the_end_is_final() -> None:
+    found = transitions()
+
+    assert {after for _, after in found} == set(JobPhase) - {JobPhase.JOINING}
+    assert {before for before, _ in found} == set(JobPhase) - {JobPhase.ENDED}

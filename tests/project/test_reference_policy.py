@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from statistics import fmean, median
 
 import pytest
@@ -36,6 +37,14 @@ def uneven_pipeline(
         PIPELINE, a100_stages(UNEVEN, scale=scale), ReferencePolicy(), max_slowdown_ratio=max_slowdown_ratio,
         noise_ratio=0.002, energy_noise_ratio=0.01, slow_factor_when_tuned=slow_factor_when_tuned,
     )  # fmt: skip
+
+
+@cache
+def trained(permitted_ratio: float = 0.0, *, scale: float = 1.0) -> VirtualTraining:
+    """Return an uneven pipeline after a hundred iterations, which no test continues."""
+    run = uneven_pipeline(permitted_ratio, scale=scale)
+    run.run(100)
+    return run
 
 
 def plain_loop(max_slowdown_ratio: float) -> VirtualTraining:
@@ -87,9 +96,7 @@ def test_it_imports_public_interfaces_only() -> None:
 def test_an_uneven_pipeline_saves_energy_in_the_permitted_time(
     permitted_ratio: float, least_saving_ratio: float
 ) -> None:
-    run = uneven_pipeline(permitted_ratio)
-
-    run.run(100)
+    run = trained(permitted_ratio)
 
     slower_ratio, energy_ratio = change_ratios(run)
     assert run.job.phase is JobPhase.TUNED
@@ -99,9 +106,7 @@ def test_an_uneven_pipeline_saves_energy_in_the_permitted_time(
 
 @pytest.mark.parametrize("scale", [0.1, 1.0])
 def test_the_time_account_can_pay_what_it_costs(scale: float) -> None:
-    run = uneven_pipeline(scale=scale)
-
-    run.run(100)
+    run = trained(scale=scale)
 
     account, full_speed_s = run.job.account, median(time_s for time_s, _, _ in run.history[2:NUM_BASELINE])
     assert account is not None
@@ -125,9 +130,7 @@ def test_the_first_plan_is_not_late_and_later_ones_save_more() -> None:
 
 
 def test_its_fit_predicts_the_energy_of_the_last_plan_better_than_that_of_the_first() -> None:
-    run = uneven_pipeline()
-
-    run.run(100)
+    run = trained()
 
     baseline_j = fmean(energy_j for _, energy_j, _ in run.history[2:NUM_BASELINE])
     errors = []

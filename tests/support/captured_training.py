@@ -25,7 +25,7 @@ from gpuenergyd_sim.driver.device_model import blocking_power_w
 from gpuenergyd_sim.driver.device_parameters import device_parameters
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from gpuenergyd_sim.virtual_training.work import ModelWork, Work
-from tests.support.virtual_device import CalledRequest, VirtualDevice, VirtualGraph, VirtualNodeEvent
+from tests.support.virtual_device import CalledRequest, VirtualDevice, VirtualGraph, VirtualNodeEvent, when_known
 from tests.support.waiting import LIMIT_S
 
 MODEL = device_parameters("a100-sxm")
@@ -93,14 +93,7 @@ class ReplayedRank:
         previous, self._previous = self._previous, None
         self.recorder.begin_iteration(previous)
         if previous is not None:
-            recorded = previous
-
-            def put() -> None:
-                times = recorded.times()
-                recorded.free()
-                self._known.put(times)
-
-            self.recorder.call_when_known(recorded, put)
+            when_known(self.recorder, previous, self._known.put)
         self.recorder.call_when_reached(CalledRequest(lambda: self._known.put(None)))
         self.recorder.replay(self.captured)
         self._set_durations(true)

@@ -9,7 +9,7 @@ from gpuenergyd.daemon.app import serve
 from gpuenergyd.daemon.host_services import host_services
 from gpuenergyd.daemon.settings import load_settings
 from gpuenergyd.errors import GpuEnergyError
-from tests.support.forked_policy_host import fork_policy_host
+from tests.support.forked_helpers import fork_helpers
 
 # What each daemon imports when it starts is imported before one is forked.
 host_services()
@@ -20,8 +20,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the daemon; return its exit status."""
     try:
         settings = load_settings(**json.loads(arguments[0]))
-        fork_policy_host(settings)
-        return serve(settings)
+        return serve(settings, start_child=fork_helpers(settings))
     except GpuEnergyError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

@@ -2,7 +2,7 @@
 
 Importing takes most of a daemon's start, and the tests start more than a hundred. Everything after the imports is as in
 a daemon that was started by its command. Programs that are not the daemon itself are started in the ordinary way,
-except the first policy host of each daemon if the server has loaded the policies, see `forked_policy_host`.
+except the first helpers of each daemon if the server has loaded the policies, see `forked_helpers`.
 """
 
 import atexit
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULE = "tests.support.fork_server"
 _PRELOADED = ("tests.support.daemon_main", "tests.support.fake_trainer")
 """Modules with a `main(arguments)` that may be requested."""
-_POLICIES = "tests.support.forked_policy_host"
+_POLICIES = "tests.support.forked_helpers"
 _WITH_POLICIES = "--with-policies"
 
 

@@ -13,6 +13,7 @@ import signal
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import groupby
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -21,7 +22,6 @@ from typing import Any
 import pytest
 
 from tests.support.fork_server import SERVER, Link, start_servers
-from tests.support.forked_policy_host import load_policies
 
 Files = Sequence[Sequence[pytest.Item]]
 _INDEX_BYTES = 4
@@ -55,7 +55,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     if (terminal := session.config.pluginmanager.get_plugin("terminalreporter")) is not None:
         terminal.showfspath = False  # several files at once
     if SERVER.has_policies:
-        load_policies()  # with their compiled kernels
+        import_module("tests.support.forked_helpers").load_policies()  # with their compiled kernels
     gc.collect()
     gc.freeze()  # a collection in a worker would copy the pages of all these objects
     files = [list(items) for _, items in groupby(session.items, key=lambda item: item.path)]

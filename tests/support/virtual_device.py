@@ -7,7 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 from gpuenergyd.client.timing.captured_graphs import CapturedGraphs
+from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.event_device import Anchor
+from gpuenergyd.client.timing.recorder import IterationTimes, RecordedIteration
 
 NS_PER_MS = 1_000_000
 
@@ -25,6 +27,17 @@ class CalledRequest(NamedTuple):
 
     def give_up_socket(self) -> None:
         """Do nothing: there is none."""
+
+
+def when_known(recorder: DeviceRecorder, recorded: RecordedIteration, use: Callable[[IterationTimes], object]) -> None:
+    """Use an iteration's times once they are known, after its events have been freed."""
+
+    def freed() -> None:
+        times = recorded.times()
+        recorded.free()
+        use(times)
+
+    recorder.call_when_known(recorded, freed)
 
 
 class VirtualEvent:

@@ -105,6 +105,13 @@ class Site:
         self.processes.append(process)
         return process
 
+    async def lower_all(self, link: WorkerLink) -> None:
+        """Lease all GPUs, and wait until each has a lock at 900 MHz."""
+        await link.lease("L1", self.gpus, OWNER)
+        for gpu in self.gpus:
+            request_clock(link, gpu, 900)
+        await until(lambda: self.locks() == [900] * len(self.gpus))
+
     def kill(self, worker: subprocess.Popen[bytes], link: WorkerLink) -> None:
         """Kill a worker and its restore sentinel: no process is left that restores."""
         os.kill(link.welcome.sentinel_pid, signal.SIGKILL)

@@ -1,6 +1,5 @@
 """An attached torch pipeline on four gloo processes: order, losses, plans, detaching, failures."""
 
-import queue
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from gpuenergyd_sim.training.simulated_stage import simulate  # noqa: E402
 from gpuenergyd_trainers.joining.handle import Handle, WrappedAttribute  # noqa: E402
 from gpuenergyd_trainers.torch_inflight import Schedule1F1BExtraInflight  # noqa: E402
 from gpuenergyd_trainers.torch_pipelining import PipelineHandle, attach  # noqa: E402
-from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, plan_slice  # noqa: E402
+from tests.client.fake_daemon import WAIT_LIMIT_S, FakeDaemon, drain, plan_slice  # noqa: E402, drain
 from tests.support.thorough import thorough  # noqa: E402
 from tests.trainers.executed import num_inflight  # noqa: E402
 from tests.trainers.pipeline_processes import Pace, run_ranks  # noqa: E402
@@ -94,13 +93,6 @@ class Training:
 def join(training: Training, socket_path: str, **overrides: Any) -> Handle:
     keywords: dict[str, Any] = {"job": "test", "run_key": "r", "gpu_uuid": f"GPU-{training.rank}", **overrides}
     return attach(training.schedule, socket_path=socket_path, **keywords)
-
-
-def drain(waiting: "queue.Queue[Any]") -> list[Any]:
-    items = []
-    while not waiting.empty():
-        items.append(waiting.get())
-    return items
 
 
 def reports_of(daemon: FakeDaemon) -> dict[int, list[dict[str, Any]]]:
@@ -408,7 +400,7 @@ class WatchedRank:
         return self.sees
 
 
-def test_a_stage_is_wrapped_only_where_its_instructions_are_marked_and_each_is_marked_once() -> None:
+def test_a_stage_is_wrapped_only_where_its_instructions_matter_and_each_is_marked_once() -> None:
     stage = SimpleNamespace(
         stage_index=0,
         is_last=False,
@@ -418,7 +410,7 @@ def test_a_stage_is_wrapped_only_where_its_instructions_are_marked_and_each_is_m
         backward_weight_one_chunk=lambda _microbatch: None,
     )
     schedule = SimpleNamespace(step=lambda *, arg_mbs=(3,): stage.forward_one_chunk(*arg_mbs))
-    plain, rank = stage.forward_one_chunk, WatchedRank()
+    plain, plain_backward, rank = stage.forward_one_chunk, stage.backward_one_chunk, WatchedRank()
     handle = PipelineHandle(schedule, [stage], rank, 1, None)  # type: ignore[arg-type]  # a double
     first = schedule.step(arg_mbs=[3])  # as torchtitan passes what it has split itself
     rank.sees = False
@@ -426,6 +418,7 @@ def test_a_stage_is_wrapped_only_where_its_instructions_are_marked_and_each_is_m
     is_plain = stage.forward_one_chunk is plain
     rank.client.due = {("F", 3, 0): "a request"}
     schedule.step()
+    is_backward_plain, is_forward_plain = stage.backward_one_chunk is plain_backward, stage.forward_one_chunk is plain
     rank.client.due = {}
     schedule.step()
     replaced = stage.forward_one_chunk = lambda microbatch: plain(microbatch) + 1
@@ -441,6 +434,7 @@ def test_a_stage_is_wrapped_only_where_its_instructions_are_marked_and_each_is_m
 
     assert (first, second, third) == (3, 4, 4)
     assert is_plain
+    assert (is_backward_plain, is_forward_plain) == (True, False)
     assert replaced is not wrapped
     assert rank.marked == [("F", 3, 0)] * 4
     assert rank.requested == [("F", 3, 0)]

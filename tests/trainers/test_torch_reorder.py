@@ -1,6 +1,5 @@
 """Other orders than 1F1B in a running torch pipeline: equal losses and gradients, one boundary, refusals."""
 
-import queue
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +21,7 @@ from gpuenergyd_trainers.joining.ordered_rank import order_rows  # noqa: E402
 from gpuenergyd_trainers.joining.place import Coordinate, Place, given_place  # noqa: E402
 from gpuenergyd_trainers.torch_pipelining import attach  # noqa: E402
 from gpuenergyd_trainers.torch_reorder import ReorderedSteps, exchange_blocks, reorder_refusal  # noqa: E402
-from tests.client.fake_daemon import FakeDaemon, plan_slice  # noqa: E402
+from tests.client.fake_daemon import FakeDaemon, drain, plan_slice  # noqa: E402, drain
 from tests.support.simulated_memory import SimulatedMemory  # noqa: E402
 from tests.support.thorough import thorough  # noqa: E402
 from tests.trainers.executed import TracedStage, share_trace  # noqa: E402
@@ -158,13 +157,6 @@ def test_all_ranks_take_a_plans_order_at_its_iteration_and_leave_it_again(tmp_pa
     sizes = [report["memory_bytes"] for report in reports if report["memory_bytes"]]
     assert all(capacity == 10**9 and 0 < free < capacity for free, _, capacity in sizes)
     assert all(microbatch > 0 for _, microbatch, _ in sizes)
-
-
-def drain(waiting: "queue.Queue[Any]") -> list[Any]:
-    items = []
-    while not waiting.empty():
-        items.append(waiting.get())
-    return items
 
 
 # --- refusals ---

@@ -66,16 +66,19 @@ class PipelineHandle(Handle):
         self._wrapped += [functions, wrapped_step]
         if rank.client.may_reorder:
             self._change_orders(stages[0])
-        self._instructions: list[WrappedAttribute] = []
-        self._are_marked, self._only_requests = True, False
-        self._stay_marked = memory is not None or functions.are_marked
+        self._instructions: dict[WrappedAttribute, str] = {}
+        """The wrapped methods, and the kinds of instruction that each of them runs."""
+        self._taken_out: set[WrappedAttribute] = set()
+        self._kinds: frozenset[str] | None = None
+        """The only kinds whose methods are wrapped at present; None if all methods are."""
+        self._only_requests, self._stay_marked = False, memory is not None or functions.are_marked
         for chunk_index, stage in enumerate(stages):
             for name, kind in (("forward_one_chunk", "F"), ("backward_weight_one_chunk", "W")):
-                self._instructions.append(WrappedAttribute(stage, name, self._around(stage, chunk_index, kind)))
-            wrapped = WrappedAttribute(stage, "backward_one_chunk", self._around_backward(stage, chunk_index))
-            self._instructions.append(wrapped)
+                self._instructions[WrappedAttribute(stage, name, self._around(stage, chunk_index, kind))] = kind
+            around = self._around_backward(stage, chunk_index)
+            self._instructions[WrappedAttribute(stage, "backward_one_chunk", around)] = "BI"
             if stage.is_last and callable(getattr(self._schedule, "_loss_fn", None)):
-                self._instructions.append(WrappedAttribute(self._schedule, "_loss_fn", self._around_loss))
+                self._instructions[WrappedAttribute(self._schedule, "_loss_fn", self._around_loss)] = ""
         self._wrapped += self._instructions
         _by_stage.update({id(stage): self for stage in stages})
 
@@ -114,24 +117,32 @@ class PipelineHandle(Handle):
             self._active_rank.client.memory_bytes = found
 
     def _begin_step(self) -> None:
-        """Begin a training step, and mark its instructions only if somebody looks at them."""
+        """Begin a training step, with the methods wrapped whose instructions are timed or request a clock."""
         rank = self._active_rank
         rank.begin_step()
         self._only_requests = not (self._stay_marked or rank.sees_instructions())
-        are_marked = not self._only_requests or bool(rank.client.due)
-        if are_marked is not self._are_marked:
-            self._turn_marks(are_marked=are_marked)
+        kinds = frozenset(row[0] for row in rank.client.due) if self._only_requests else None
+        if kinds != self._kinds:
+            self._wrap_only(kinds)
         self._only_requests &= not self._stay_marked
         if self._only_requests:
             rank.client.assume_order()
 
-    def _turn_marks(self, *, are_marked: bool) -> None:
-        taken_out = [] if are_marked else [wrapped for wrapped in self._instructions if wrapped.undo()]
-        self._stay_marked = not are_marked and len(taken_out) < len(self._instructions)  # the program has wrapped ours
-        self._are_marked = are_marked or self._stay_marked
-        if self._are_marked:
-            for wrapped in self._instructions if are_marked else taken_out:
-                wrapped.put_in()
+    def _wrap_only(self, kinds: frozenset[str] | None) -> None:
+        """Wrap the methods of these kinds of instruction; all of them with None, or if the program has wrapped ours."""
+        for wrapped, own_kinds in self._instructions.items():
+            is_wanted = kinds is None or not kinds.isdisjoint(own_kinds)
+            if is_wanted == (wrapped in self._taken_out):
+                if is_wanted:
+                    self._taken_out.remove(wrapped)
+                    wrapped.put_in()
+                elif wrapped.undo():
+                    self._taken_out.add(wrapped)
+                else:
+                    self._stay_marked = True
+        self._kinds = kinds
+        if self._stay_marked and self._taken_out:
+            self._wrap_only(None)
 
     def _wrap_step(self, schedule: Any, num_microbatches: int) -> tuple[RegisteredFunctions, WrappedAttribute]:
         functions = RegisteredFunctions(schedule, self._stages, self._active_rank.client, lambda: self._num_stage_calls)

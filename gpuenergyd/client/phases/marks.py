@@ -386,7 +386,7 @@ def kept_phases(iterations: list[IterationTimes], *, waits_for_others: bool) -> 
     shortest_ns = max(SHORTEST_PHASE_S * _NS_PER_S, SHORTEST_PHASE_RATIO * (end_ns - last.begin_mono_ns))
     lasted_ns = [[_duration_ns(times, number) for times in iterations] for number in range(len(order))]
     waits = {"D", "C"} if waits_for_others else {"D"}
-    longest_ns = {row: (max if row[0] in waits else min)(own) for row, own in zip(order, lasted_ns, strict=True)}
+    longest_ns = {row: (max if row[0] in waits else min)(lasted) for row, lasted in zip(order, lasted_ns, strict=True)}
     kinds = {row[0] for row in order if longest_ns[row] >= shortest_ns}
     if len(kinds) < 2:  # one clock for all
         return WHOLE_ITERATION

@@ -85,7 +85,8 @@ class StepCycle:
         return number
 
     def _active(self) -> set[int]:
-        return {own for own in self._numbers.values() if self._num_steps - self._last_steps.get(own, 0) < _STEPS_KEPT}
+        oldest_step = self._num_steps - _STEPS_KEPT
+        return {number for number in self._numbers.values() if self._last_steps.get(number, 0) > oldest_step}
 
     def _go_on(self, number: int) -> StepTurn:
         length = len(self._cycle)

@@ -146,8 +146,8 @@ class TorchPhases:
             return True
         known = self._optimizers.get(optimizer)
         if known is None:
-            own = {id(parameter) for parameter in root.parameters()}
-            known = any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
+            of_root = {id(parameter) for parameter in root.parameters()}
+            known = any(id(parameter) in of_root for group in optimizer.param_groups for parameter in group["params"])
             self._optimizers[optimizer] = known
             if optimizer not in self._checkpoint_handles:
                 self._checkpoint_handles[optimizer] = optimizer.register_state_dict_pre_hook(self._before_checkpoint)

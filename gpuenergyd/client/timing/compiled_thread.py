@@ -62,7 +62,7 @@ def _find_library(environ: Mapping[str, str]) -> Path:
 
 def _definitions() -> list[str]:
     values = {name: getattr(request_memory, name) for name in (*_WORDS, *_SIZES)}
-    for name in ("COMPILED_POLL", "IDLE_POLL"):
+    for name in ("COMPILED_POLL", "QUIET_POLL", "IDLE_POLL"):
         values[f"{name}_NS"] = round(getattr(request_memory, f"{name}_S") * _NS_PER_S)
     return [f"-D{name}={value}" for name, value in values.items()]
 

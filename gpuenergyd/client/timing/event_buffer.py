@@ -37,7 +37,7 @@ class EventBuffer:
     def marks(self, num: int) -> tuple[Marks, Marks]:
         """Return functions that record the starts and ends of `num` instructions."""
         if len(self._marks[0]) < num:
-            begins, ends = ([partial(self._record, event) for event in own[:num]] for own in (self.begins, self.ends))
+            begins, ends = ([partial(self._record, e) for e in events[:num]] for events in (self.begins, self.ends))
             self._marks = begins, ends
         return self._marks
 

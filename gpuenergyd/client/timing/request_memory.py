@@ -22,6 +22,9 @@ INSTANTS = "<QQ"
 INSTANTS_OFFSET = 32
 POLL_S = 0.001
 COMPILED_POLL_S = 0.0005
+"""Times between two looks while the GPU has not reached a request that was put."""
+QUIET_POLL_S = 0.002
+"""The same while there is none. Where a request can be late by this, the GPU waits for the program."""
 IDLE_POLL_S = 0.01
-"""Time between two looks when nothing has been put for `IDLE_AFTER_POLLS` looks."""
-IDLE_AFTER_POLLS = 2000
+"""The same after `IDLE_AFTER_POLLS` looks without any."""
+IDLE_AFTER_POLLS = 500

@@ -69,7 +69,8 @@ def watch(memory: mmap.mmap, control: socket.socket, layout: Any) -> None:
             _send(memory, words, layout, due, clock_socket.newest)
             words[layout.SENT] = due
             num_idle = 0
-        time.sleep(layout.POLL_S if num_idle < layout.IDLE_AFTER_POLLS else layout.IDLE_POLL_S)
+        quiet_s = layout.QUIET_POLL_S if num_idle < layout.IDLE_AFTER_POLLS else layout.IDLE_POLL_S
+        time.sleep(quiet_s if words[layout.SENT] == words[layout.PUT] else layout.POLL_S)
 
 
 def _send(memory: mmap.mmap, words: Any, layout: Any, number: int, clock_socket: socket.socket | None) -> None:

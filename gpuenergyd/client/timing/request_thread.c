@@ -45,7 +45,8 @@ static void *watch(void *mapped) {
             words[SENT]++;
             num_idle = 0;
         }
-        struct timespec pause = { 0, num_idle < IDLE_AFTER_POLLS ? COMPILED_POLL_NS : IDLE_POLL_NS };
+        long quiet_ns = num_idle < IDLE_AFTER_POLLS ? QUIET_POLL_NS : IDLE_POLL_NS;
+        struct timespec pause = { 0, words[SENT] == words[PUT] ? quiet_ns : COMPILED_POLL_NS };
         nanosleep(&pause, 0);
     }
     if (words[SOCKET]) close((int)words[SOCKET]);

@@ -40,7 +40,7 @@ class OperatorOrders:
     def changes_from(self, before: Self) -> tuple[tuple[str, str, str], ...]:
         """Return what differs as names with old and new values, e.g. `(("priority", "0", "2"),)`."""
         pairs = ((order.name, getattr(before, order.name), getattr(self, order.name)) for order in fields(self))
-        return tuple((name, _text(old), _text(new)) for name, old, new in pairs if old != new)
+        return tuple((name, value_text(old), value_text(new)) for name, old, new in pairs if old != new)
 
 
 def choices_of(description: "JobDescription") -> OperatorOrders:
@@ -48,12 +48,13 @@ def choices_of(description: "JobDescription") -> OperatorOrders:
     return OperatorOrders(description.policy, description.target.max_slowdown_ratio, description.priority, False)
 
 
-def _text(value: object) -> str:
+def value_text(value: object, *, none: str = "none", yes: str = "yes", no: str = "no") -> str:
+    """Return a value as it is shown where a change of it is recorded."""
     match value:
         case None:
-            return "none"
+            return none
         case bool():
-            return "yes" if value else "no"
+            return yes if value else no
         case float():
             return f"{value:g}"
         case _:

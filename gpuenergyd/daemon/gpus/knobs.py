@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
 
+from gpuenergyd.core.job.operator_orders import value_text
 from gpuenergyd.gpu.device import GpuDetails
 from gpuenergyd.gpu.link.messages import GpuSettingsRead
 
@@ -77,7 +78,8 @@ class Knobs:
                 continue
             is_ours = "power_limit" in field.name and (self.is_our_power_limit or (was_ours and self._is_restored))
             is_ours = is_ours or ("power_profiles" in field.name and are_our_profiles)
-            yield KnobChange(field.name, _text(old), _text(new), OURS if is_ours else FOREIGN)
+            was, became = (value_text(value, none="not reported", yes="on", no="off") for value in (old, new))
+            yield KnobChange(field.name, was, became, OURS if is_ours else FOREIGN)
 
     @property
     def _is_restored(self) -> bool:
@@ -89,15 +91,3 @@ class Knobs:
 
 def _numbers(text: str | None) -> frozenset[int]:
     return frozenset(int(number) for number in (text or "").split(",") if number)
-
-
-def _text(value: object) -> str:
-    match value:
-        case None:
-            return "not reported"
-        case bool():
-            return "on" if value else "off"
-        case float():
-            return f"{value:g}"
-        case _:
-            return str(value)

@@ -31,6 +31,11 @@ class Allowance:
     left_s: float
     work_s: float | None = None
 
+    @property
+    def rest_s(self) -> float:
+        """The time that the rest takes at full speed, as far as it is known."""
+        return self.left_s if self.work_s is None else self.work_s
+
 
 @dataclass(slots=True)
 class SlowdownAccount:

@@ -9,6 +9,7 @@ import pytest
 
 from gpuenergyd.cli.main import run
 from gpuenergyd.client.connection import HttpConnection
+from gpuenergyd_sim.driver.world_kinds import WorldKind
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
 from tests.support.registration import one_stage_registration
 from tests.support.waiting import LIMIT_S, wait_until
@@ -27,7 +28,7 @@ def job(daemon: DaemonProcess, *arguments: str) -> int:
 def test_a_running_job_is_paused_survives_a_killed_daemon_and_is_planned_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with running_daemon(tmp_path, policy="uniform") as daemon, training(daemon) as run_of_job:
+    with running_daemon(tmp_path, kind=WorldKind.KIND, policy="uniform") as daemon, training(daemon) as run_of_job:
         wait_until(daemon.is_lowered, log=lambda: daemon.log)
         assert job(daemon, "pause", "fake") == 0
         wait_until(daemon.is_as_found)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gpuenergyd.client.timing.device_recorder import DeviceRecorder
 from gpuenergyd.client.timing.recorder import IterationTimes, RecordedIteration
 from tests.support.examples import examples
-from tests.support.virtual_device import NS_PER_MS, CalledRequest, VirtualDevice
+from tests.support.virtual_device import NS_PER_MS, CalledRequest, VirtualDevice, when_known
 from tests.support.waiting import LIMIT_S
 
 WAIT_LIMIT_S = LIMIT_S
@@ -50,13 +50,13 @@ class Program:
         previous, self._previous = self._previous, None
         self.recorder.begin_iteration(previous)
         if previous is not None:
-            self._report(previous)
+            when_known(self.recorder, previous, self._known.put)
 
     def pause(self) -> None:
         """Have the last iteration reported at its end."""
         previous, self._previous = self._previous, None
         assert previous is not None
-        self._report(previous)
+        when_known(self.recorder, previous, self._known.put)
 
     def next_times(self) -> IterationTimes:
         """Return the times of the next iteration that the recorder has reported."""
@@ -65,14 +65,6 @@ class Program:
             self.device.sleep(0.001)
             self.recorder.read_late()
         return self._known.get()
-
-    def _report(self, recorded: RecordedIteration) -> None:
-        def put() -> None:
-            times = recorded.times()
-            recorded.free()
-            self._known.put(times)
-
-        self.recorder.call_when_known(recorded, put)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from gpuenergyd.client.timing.event_device import EventDevice
 from gpuenergyd.client.timing.recorder import IterationTimes, RecordedIteration
 from gpuenergyd.client.timing.replays import CapturedInstructions, ReplayReading
 from tests.support.examples import examples
-from tests.support.virtual_device import NS_PER_MS, VirtualDevice, VirtualGraph
+from tests.support.virtual_device import NS_PER_MS, VirtualDevice, VirtualGraph, when_known
 from tests.support.waiting import LIMIT_S
 
 WAIT_LIMIT_S = LIMIT_S
@@ -50,7 +50,7 @@ class Program:
         with self.device.launching():
             self.recorder.begin_iteration(previous, is_timed=is_timed)
             if previous is not None:
-                self._report(previous)
+                when_known(self.recorder, previous, self.known.put)
             self.recorder.replay(self.captured)
             self.device.replay(self.graph)
             self._previous = self.recorder.end_iteration()
@@ -59,20 +59,12 @@ class Program:
         """Have the last replay reported at its end."""
         previous, self._previous = self._previous, None
         assert previous is not None
-        self._report(previous)
+        when_known(self.recorder, previous, self.known.put)
 
     def close(self) -> list[IterationTimes]:
         """End the recorder once the device has run everything; return the reported times."""
         self.recorder.close(WAIT_LIMIT_S)
         return [self.known.get_nowait() for _ in range(self.known.qsize())]
-
-    def _report(self, recorded: RecordedIteration) -> None:
-        def put() -> None:
-            times = recorded.times()
-            recorded.free()
-            self.known.put(times)
-
-        self.recorder.call_when_known(recorded, put)
 
 
 def spans_ms(times: IterationTimes) -> list[tuple[float, float]]:

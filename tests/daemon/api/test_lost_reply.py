@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gpuenergyd_sim.driver.world_kinds import WorldKind
 from tests.support.daemon_process import running_daemon, training
 from tests.support.waiting import LIMIT_S, wait_until
 
@@ -75,7 +76,7 @@ def cutting_proxy(folder: Path, daemon_path: Path) -> Iterator[CuttingProxy]:
 
 
 def test_a_plan_whose_reply_was_lost_still_reaches_every_rank(tmp_path: Path) -> None:
-    with running_daemon(tmp_path) as daemon, cutting_proxy(tmp_path, daemon.socket_path) as proxy:
+    with running_daemon(tmp_path, kind=WorldKind.KIND) as daemon, cutting_proxy(tmp_path, daemon.socket_path) as proxy:
         arguments = ("--policy", "uniform", "--socket", str(proxy.socket_path))
         with training(daemon, arguments=arguments) as run:
             # Profiling continues with the next plan only after every rank has run iterations of the previous one.

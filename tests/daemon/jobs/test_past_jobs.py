@@ -3,7 +3,7 @@
 import asyncio
 import json
 import zlib
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from gpuenergyd.core.policy_api.past_jobs import PastJob
 from gpuenergyd.daemon.jobs.past_jobs import NUM_SLOTS, PastJobStore, past_job_record
 from gpuenergyd.errors import UsageError
 from gpuenergyd.store import open_history
-from gpuenergyd.store.records import PastJobRecord, Record
+from gpuenergyd.store.records import PastJobRecord
 from gpuenergyd.wire.operator_messages import MAX_IMPORTED
 from tests.support.daemon_process import DaemonProcess, running_daemon, training
+from tests.support.job_stage import FakeHistory
 from tests.support.past_jobs import changed, past_job, sure
 from tests.support.stored_history import write_records
 from tests.support.waiting import wait_until
@@ -28,18 +29,8 @@ NUM_ITERATIONS = 20
 KINDS = ("energy_j", "estimated_j")
 
 
-@dataclass
-class Written:
-    """A history that keeps what is written."""
-
-    records: list[Record] = field(default_factory=list)
-
-    def write(self, record: Record) -> None:
-        self.records.append(record)
-
-
 def stored(tmp_path: Path, *records: PastJobRecord) -> PastJobStore:
-    return PastJobStore(write_records(tmp_path / "history.sqlite3", *records), Written())
+    return PastJobStore(write_records(tmp_path / "history.sqlite3", *records), FakeHistory())
 
 
 def names(jobs: tuple[PastJob, ...]) -> list[str]:
@@ -88,7 +79,7 @@ def test_a_user_cannot_claim_that_a_past_job_was_imported(tmp_path: Path) -> Non
 
 def test_gpus_are_kept_for_own_past_jobs_and_removed_from_imported_ones(tmp_path: Path) -> None:
     job = replace(past_job("own"), gpu_uuids=("GPU-1",))
-    history = Written()
+    history = FakeHistory()
     PastJobStore(tmp_path / "history.sqlite3", history).import_for_all([replace(job, job_name="imported")])
     imported = [own for own in history.records if isinstance(own, PastJobRecord)]
     store = stored(tmp_path, past_job_record(job, ALICE), *imported)
@@ -124,7 +115,7 @@ def test_forgetting_deletes_own_past_jobs_and_with_all_users_everything(tmp_path
         past_job_record(past_job("imported"), None),
     )
     written = store.history
-    assert isinstance(written, Written)
+    assert isinstance(written, FakeHistory)
 
     assert asyncio.run(store.forget(ALICE)) == 1
     write_records(path, *written.records)
@@ -153,7 +144,7 @@ def test_an_impossible_row_is_left_out(tmp_path: Path) -> None:
 
 
 def test_without_a_history_there_are_no_past_jobs(tmp_path: Path) -> None:
-    assert asyncio.run(PastJobStore(tmp_path / "none.sqlite3", Written()).recall(ALICE, "A100")) == ()
+    assert asyncio.run(PastJobStore(tmp_path / "none.sqlite3", FakeHistory()).recall(ALICE, "A100")) == ()
 
 
 def test_imported_past_jobs_do_not_replace_each_other(tmp_path: Path) -> None:
@@ -167,7 +158,7 @@ def test_imported_past_jobs_do_not_replace_each_other(tmp_path: Path) -> None:
 def test_an_import_is_all_or_nothing(tmp_path: Path) -> None:
     store = stored(tmp_path)
     written = store.history
-    assert isinstance(written, Written)
+    assert isinstance(written, FakeHistory)
     bad = changed(past_job("bad"), lambda point, _: type(point)(point.sm_clock_mhz, 9.0, 0.0, 1.0, 0.0))
 
     with pytest.raises(UsageError, match="past job 2: curve of F: time_ratio 9 at 1320 MHz"):

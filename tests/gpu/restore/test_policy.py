@@ -13,6 +13,7 @@ from gpuenergyd.gpu.restore.command import restore
 from gpuenergyd.gpu.restore.executor import RestoreResult
 from gpuenergyd.gpu.restore.journal import Control, Journal, JournalEntry, KnownBy
 from gpuenergyd.gpu.restore.policy import RestorePolicy, RestoreRules
+from gpuenergyd_sim.driver.world_kinds import WorldKind
 from tests.gpu.restore.test_journal import entry
 from tests.support.daemon_process import DaemonProcess, training
 from tests.support.waiting import wait_until
@@ -106,10 +107,7 @@ async def test_worker_restores_the_configured_baseline(site: Site) -> None:
     site.start_worker()
     rules = RestoreRules(baseline_sm_clock_mhz={site.gpus[0]: 1305})
     async with site.linked(rules) as (link, _):
-        await link.lease("L1", site.gpus, OWNER)
-        for gpu in site.gpus:
-            request_clock(link, gpu, 900)
-        await until(lambda: site.locks() == [900, 900])
+        await site.lower_all(link)
         await link.restore(site.gpus, "end")
         assert site.locks() == [1305, None]
 
@@ -132,10 +130,7 @@ async def test_policy_keep_restores_clocks_when_the_next_daemon_connects(site: S
     """The next daemon measures its jobs at full speed."""
     site.start_worker()
     async with site.linked(KEEP) as (link, _):
-        await link.lease("L1", site.gpus, OWNER)
-        for gpu in site.gpus:
-            request_clock(link, gpu, 900)
-        await until(lambda: site.locks() == [900, 900])
+        await site.lower_all(link)
         outcomes = await link.restore(site.gpus, "the daemon was stopped", is_daemon_ending=True)
         assert {o.result for o in outcomes} == {RestoreResult.KEPT}
     assert site.locks() == [900, 900]
@@ -145,7 +140,7 @@ async def test_policy_keep_restores_clocks_when_the_next_daemon_connects(site: S
 
 
 def test_daemon_with_policy_keep_stops_without_changing_a_running_job(tmp_path: Path) -> None:
-    daemon = DaemonProcess(tmp_path, overrides={"restore_policy": "keep"}).start()
+    daemon = DaemonProcess(tmp_path, overrides={"restore_policy": "keep"}, kind=WorldKind.KIND).start()
     with training(daemon, arguments=("--policy", "uniform")):
         for _ in range(_TRIES):  # the job may be at full speed by itself as the daemon ends
             wait_until(daemon.is_lowered)

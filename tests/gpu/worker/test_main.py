@@ -160,10 +160,7 @@ async def test_later_clock_is_set_at_its_instant_unless_replaced(site: Site, lin
 
 @with_worker
 async def test_restore_removes_clock_locks_ends_leases_and_drops_requests(site: Site, link: WorkerLink) -> None:
-    await link.lease("L1", site.gpus, OWNER)
-    for gpu in site.gpus:
-        request_clock(link, gpu, 900)
-    await until(lambda: site.locks() == [900, 900, 900])
+    await site.lower_all(link)
     request_clock(link, site.gpus[0], 1005)
     outcomes = await link.restore(site.gpus[:2], "test")
     assert {(o.gpu_uuid, o.result) for o in outcomes} == {(gpu, RestoreResult.RESTORED) for gpu in site.gpus[:2]}
@@ -243,10 +240,7 @@ async def test_second_daemon_is_refused_while_one_is_connected(site: Site) -> No
 async def test_sentinel_restores_clocks_when_the_worker_is_killed(site: Site) -> None:
     worker = site.start_worker()
     async with site.linked() as (link, _):
-        await link.lease("L1", site.gpus, OWNER)
-        for gpu in site.gpus:
-            request_clock(link, gpu, 900)
-        await until(lambda: site.locks() == [900, 900, 900])
+        await site.lower_all(link)
         worker.kill()
         await until(lambda: site.locks() == [None, None, None])
         await until(lambda: site.journalled() == set())
@@ -291,18 +285,36 @@ def test_death_of_a_process_restores_its_gpus_without_a_request_of_the_daemon(si
         process.wait()
 
 
-@pytest.mark.fault(6)
 @pytest.mark.kill
-async def test_next_worker_restores_what_a_killed_one_left(site: Site) -> None:
+async def test_restore_command_restores_clocks_after_a_killed_worker(site: Site) -> None:
     worker = site.start_worker()
     async with site.linked() as (link, received):
-        await link.lease("L1", site.gpus, OWNER)
-        request_clock(link, site.gpus[2], 900)
-        await until(lambda: site.locks()[2] == 900)
+        await site.lower_all(link)
         site.kill(worker, link)
         await until(lambda: bool(received.lost))
         with pytest.raises(GpuError, match="the GPU worker is gone"):
             await link.ping()
+    assert site.locks() == [900, 900, 900]
+
+    would = restore(site.folder / "journal.json", is_dry_run=True)
+    assert [o.result for o in would] == [RestoreResult.WOULD_RESTORE] * 3
+    assert site.locks() == [900, 900, 900]
+    outcomes = restore(site.folder / "journal.json")
+
+    assert [o.result for o in outcomes] == [RestoreResult.RESTORED] * 3
+    assert site.locks() == [None, None, None]
+    assert restore(site.folder / "journal.json") == ()
+
+
+@pytest.mark.fault(6)
+@pytest.mark.kill
+async def test_next_worker_restores_what_a_killed_one_left(site: Site) -> None:
+    worker = site.start_worker()
+    async with site.linked() as (link, _):
+        await link.lease("L1", site.gpus, OWNER)
+        request_clock(link, site.gpus[2], 900)
+        await until(lambda: site.locks()[2] == 900)
+        site.kill(worker, link)
     worker.wait()
 
     site.start_worker()
@@ -339,10 +351,7 @@ async def test_sigterm_restores_and_ends(site: Site) -> None:
 async def test_worker_starts_with_a_bad_entry_resets_its_gpu_and_says_where_the_journal_is_kept(site: Site) -> None:
     worker = site.start_worker()
     async with site.linked() as (link, _):
-        await link.lease("L1", site.gpus, OWNER)
-        for gpu in site.gpus:
-            request_clock(link, gpu, 900)
-        await until(lambda: site.locks() == [900, 900, 900])
+        await site.lower_all(link)
         site.kill(worker, link)
     worker.wait()
     path = site.folder / "journal.json"

@@ -1,24 +1,16 @@
 """Measuring faults: readings that are late, missing or differ from the requested clock."""
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
 from gpuenergyd.gpu.drivers.nvml import NvmlHost
 from gpuenergyd_sim.driver.host import InstructionWork, SimulatedHost
 from tests.gpu.conftest import NvmlWorld
+from tests.gpu.worker.test_worker_faults import site
 from tests.support.worker_site import OWNER, Site, request_clock, run, until
 
-
-@pytest.fixture
-def site(nvml_world: NvmlWorld) -> Iterator[Site]:
-    """Three simulated GPUs that workers open through NVML."""
-    for gpu in nvml_world.gpus:
-        nvml_world.simulated.attach_process(gpu, os.getpid())
-    made = Site(nvml_world.simulated.path.parent, nvml_world.simulated, "nvml", nvml_world.environment())
-    yield made
-    made.end_workers()
+__all__ = ["site"]
 
 
 @pytest.mark.fault(13)
@@ -30,12 +22,12 @@ def test_clock_under_a_power_limit_is_reported_as_read_not_as_requested(
     (gpu,) = (identity.gpu_uuid for identity in host.identities())
     host.attach_process(gpu, os.getpid())
     host.set_power_limit(gpu, 250.0)
-    site = Site(folder, host)
-    site.start_worker()
+    capped = Site(folder, host)
+    capped.start_worker()
 
     async def main() -> None:
-        async with site.linked() as (link, received):
-            await link.lease("L1", site.gpus, OWNER)
+        async with capped.linked() as (link, received):
+            await link.lease("L1", capped.gpus, OWNER)
             request_clock(link, gpu, 600)
             await until(lambda: bool(received.clock_changes))
             host.begin_work(gpu, InstructionWork(0.0, 600.0, 0.2))
@@ -51,7 +43,7 @@ def test_clock_under_a_power_limit_is_reported_as_read_not_as_requested(
     try:
         run(main())
     finally:
-        site.end_workers()
+        capped.end_workers()
         host.close()
 
 

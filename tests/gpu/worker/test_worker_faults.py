@@ -142,10 +142,7 @@ def test_restore_command_restores_the_gpus_beside_one_whose_call_hangs(
 
     async def main() -> None:
         async with site.linked() as (link, _):
-            await link.lease("L1", site.gpus, OWNER)
-            for gpu in site.gpus:
-                request_clock(link, gpu, 900)
-            await until(lambda: site.locks() == [900, 900, 900])
+            await site.lower_all(link)
             site.kill(worker, link)
 
     run(main())
@@ -174,10 +171,7 @@ async def test_worker_ends_while_a_call_hangs_and_its_sentinel_restores_that_gpu
     control.inject("nvmlDeviceResetGpuLockedClocks", gpu_index=0, num_calls=1, delay_s=60.0)
     worker = site.start_worker(*SHORT, "--exit-with-daemon")
     async with site.linked() as (link, _):
-        await link.lease("L1", site.gpus, OWNER)
-        for gpu in site.gpus:
-            request_clock(link, gpu, 900)
-        await until(lambda: site.locks() == [900, 900, 900])
+        await site.lower_all(link)
 
     assert worker.wait(timeout=LIMIT_S) == 0
     wait_until(lambda: site.locks() == [None, None, None])
@@ -354,10 +348,7 @@ async def test_gpu_whose_name_is_not_utf_8_is_only_observed_and_the_others_are_s
 @pytest.mark.fault(14)
 @with_worker
 async def test_lock_released_by_another_program_ends_the_lease_and_is_reported(site: Site, link: WorkerLink) -> None:
-    await link.lease("L1", site.gpus, OWNER)
-    for gpu in site.gpus:
-        request_clock(link, gpu, 900)
-    await until(lambda: site.locks() == [900, 900, 900])
+    await site.lower_all(link)
     site.host.lock_sm_clock(site.gpus[0], 1305)
     await until(lambda: site.received.health(site.gpus[0]) is GpuHealth.DEGRADED)
     assert "another program changed its clock lock" in site.received.health_changes[-1].detail

@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,24 +14,19 @@ from gpuenergyd.core.carbon.intensity import HOUR, CarbonSignal, IntensityBasis,
 from gpuenergyd.daemon.processes.target_queries import EncodedSeries
 from gpuenergyd.daemon.settings import Settings, load_settings
 from gpuenergyd.store import HistoryWriter, WriterOptions, open_history
-from gpuenergyd.store.records import IntensityRecord, Record
+from gpuenergyd.store.records import IntensityRecord
 from gpuenergyd_carbon.feed import CarbonFeed
 from gpuenergyd_carbon.fetched_file import SANDBOX_PROBLEM, Fetched, FetchState, FetchStatus, write_fetched
 from gpuenergyd_carbon.rules.grid_clock import GridClock
 from gpuenergyd_carbon.rules.present_intensity import intensity_now
+from tests.support.job_stage import FakeHistory
 
 NOW_AT = datetime(2026, 3, 2, 12, 20, tzinfo=UTC)
 THIS_HOUR_AT = datetime(2026, 3, 2, 12, tzinfo=UTC)
 
 
-@dataclass
-class Kept:
+class Kept(FakeHistory):
     """A history that keeps its records in memory."""
-
-    records: list[Record] = field(default_factory=list)
-
-    def write(self, record: Record) -> None:
-        self.records.append(record)
 
     def intensities(self) -> list[IntensityRecord]:
         return [record for record in self.records if isinstance(record, IntensityRecord)]

@@ -40,6 +40,7 @@ from gpuenergyd_other_policies.uniform import Uniform
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.policies.bubble_aware.test_control_loop import training
 from tests.support.examples import examples
+from tests.support.job_stage import FakeHistory
 from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.stored_history import write_records
 
@@ -52,14 +53,8 @@ INTENSITY = IntensityRecord(
 )  # fmt: skip
 
 
-@dataclass
-class Kept:
+class Kept(FakeHistory):
     """A history that keeps its records in memory."""
-
-    records: list[Record] = field(default_factory=list)
-
-    def write(self, record: Record) -> None:
-        self.records.append(record)
 
     def targets(self) -> list[TargetRecord]:
         return [record for record in self.records if isinstance(record, TargetRecord)]

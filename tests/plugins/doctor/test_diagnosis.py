@@ -54,133 +54,83 @@ def test_a_healthy_host_passes_all_checks() -> None:
     assert {d.fix for d in found} == {None}
 
 
+PROBLEMS: list[tuple[Subject, str, dict[str, Any]]] = [
+    (Subject.SETTINGS, "correct the setting", {"settings_trouble": "/etc/c.toml: mode = 'fast'"}),
+    (Subject.DRIVER, "load it", {"driver": DriverFacts("nvml", trouble="no driver; load it")}),
+    (Subject.DRIVER, "nvidia-smi", {"driver": DriverFacts("nvml", trouble="odd")}),
+    (Subject.PERMISSIONS, "CAP_SYS_ADMIN", {"daemon": replace(DAEMON, uncontrolled_gpus=("GPU-a",))}),
+    (
+        Subject.CLOCKS,
+        "disable MIG",
+        {"driver": DriverFacts("nvml", (replace(GPU, observe_only_reason="MIG is enabled"),))},
+    ),
+    (Subject.CLOCKS, "gpuenergyd restore --journal /j", {"journal": JournalFacts("/j", ("GPU-a",))}),
+    (Subject.CLOCKS, "restore --all", {"journal": JournalFacts("/j", damage="damaged")}),
+    (Subject.SOCKET, "usermod -aG gpuenergy alice", {"daemon": replace(DAEMON, socket_state=SocketState.DENIED)}),
+    (Subject.SOCKET, "start the daemon", {"daemon": replace(DAEMON, socket_state=SocketState.STALE)}),
+    (Subject.SOCKET, "restart", {"daemon": replace(DAEMON, socket_state=SocketState.SILENT)}),
+    (Subject.DAEMON, "journalctl", {"daemon": replace(DAEMON, degraded_reasons=("history: disk full",))}),
+    (Subject.DATABASE, "install that version", {"history": HistoryFacts("/h", True, "a newer one")}),
+    (Subject.DATABASE, "moves the damaged database", {"history": HistoryFacts("/h", True, "malformed")}),
+    (Subject.DATABASE, "database_url", {"history": HistoryFacts("/h", True, "is not a history")}),
+    (Subject.DISK, "free disk space", {"disk": DiskFacts("/", 2**20, is_read_only=False)}),
+    (Subject.DISK, "remount,rw", {"disk": DiskFacts("/", 2**40, is_read_only=True)}),
+    (Subject.TIME, "set the clock", {"history": HistoryFacts("/h", True, last_record_at=NOW + timedelta(hours=2))}),
+    (Subject.TIME, "chrony", {"is_time_synchronised": False}),
+    (Subject.CARBON, "carbon now --zone GB", {"carbon": CarbonFacts("GB", trouble="HTTP 401")}),
+    (Subject.CARBON, "carbon now --zone GB", {"carbon": CarbonFacts("GB", newest_at=NOW - timedelta(days=1))}),
+    (
+        Subject.UNITS,
+        "systemctl start gpuenergyd-carbon.service",
+        {
+            "carbon": CarbonFacts("GB", newest_at=NOW, is_fetched=True),
+            "units": UnitFacts(True, {_CORE: "active", _FETCHER: "inactive"}, {_CORE: "enabled"}),
+        },
+    ),
+    (
+        Subject.UNITS,
+        "gpuenergyd install",
+        {
+            "carbon": CarbonFacts("GB", newest_at=NOW, is_fetched=True),
+            "units": UnitFacts(True, {_CORE: "active"}, {_CORE: "enabled"}),
+        },
+    ),
+    (Subject.UNITS, "disable --now zeusd", {"units": replace(UNITS, rivals=("zeusd.service",))}),
+    (
+        Subject.UNITS,
+        "reset-failed gpuenergyd.service",
+        {"units": replace(UNITS, active_states={"gpuenergyd.service": "failed"})},
+    ),
+]
+NOTES: list[tuple[Subject, str, dict[str, Any]]] = [
+    (Subject.PERMISSIONS, "as root or by its unit", {"daemon": ABSENT}),
+    (
+        Subject.PERSISTENCE_MODE,
+        "nvidia-persistenced",
+        {"driver": DriverFacts("nvml", (replace(GPU, is_persistent=False),))},
+    ),
+    (Subject.CLOCKS, "as root", {"journal": JournalFacts("/j", unreadable="not yours")}),
+    (Subject.SOCKET, "gpuenergyd serve", {"daemon": ABSENT}),
+    (
+        Subject.DATABASE,
+        "sqlite3 /h.corrupt-1 .recover",
+        {"history": HistoryFacts("/h", True, set_aside=("/h.corrupt-1",))},
+    ),
+    (Subject.TIME, "chrony", {"is_time_synchronised": False, "carbon": None}),
+    (Subject.UNITS, "gpuenergyd restore", {"units": UnitFacts(False, {}, {})}),
+    (Subject.UNITS, "gpuenergyd install", {"units": UnitFacts(True, {}, {})}),
+    (Subject.UNITS, "systemctl enable", {"units": replace(UNITS, enabled_states={"gpuenergyd.service": "disabled"})}),
+]
+"""Subject, a part of the fix, and the facts that differ from those of a host that is well."""
+
+
 @pytest.mark.parametrize(
-    ("changes", "subject", "level", "fix"),
-    [
-        ({"settings_trouble": "/etc/c.toml: mode = 'fast'"}, Subject.SETTINGS, Level.DEGRADED, "correct the setting"),
-        ({"driver": DriverFacts("nvml", trouble="no driver; load it")}, Subject.DRIVER, Level.DEGRADED, "load it"),
-        ({"driver": DriverFacts("nvml", trouble="odd")}, Subject.DRIVER, Level.DEGRADED, "nvidia-smi"),
-        (
-            {"daemon": replace(DAEMON, uncontrolled_gpus=("GPU-a",))},
-            Subject.PERMISSIONS,
-            Level.DEGRADED,
-            "CAP_SYS_ADMIN",
-        ),
-        ({"daemon": ABSENT}, Subject.PERMISSIONS, Level.NOTE, "as root or by its unit"),
-        (
-            {"driver": DriverFacts("nvml", (replace(GPU, is_persistent=False),))},
-            Subject.PERSISTENCE_MODE,
-            Level.NOTE,
-            "nvidia-persistenced",
-        ),
-        (
-            {"driver": DriverFacts("nvml", (replace(GPU, observe_only_reason="MIG is enabled"),))},
-            Subject.CLOCKS,
-            Level.DEGRADED,
-            "disable MIG",
-        ),
-        (
-            {"journal": JournalFacts("/j", ("GPU-a",))},
-            Subject.CLOCKS,
-            Level.DEGRADED,
-            "gpuenergyd restore --journal /j",
-        ),
-        ({"journal": JournalFacts("/j", damage="damaged")}, Subject.CLOCKS, Level.DEGRADED, "restore --all"),
-        ({"journal": JournalFacts("/j", unreadable="not yours")}, Subject.CLOCKS, Level.NOTE, "as root"),
-        ({"daemon": ABSENT}, Subject.SOCKET, Level.NOTE, "gpuenergyd serve"),
-        (
-            {"daemon": replace(DAEMON, socket_state=SocketState.DENIED)},
-            Subject.SOCKET,
-            Level.DEGRADED,
-            "usermod -aG gpuenergy alice",
-        ),
-        (
-            {"daemon": replace(DAEMON, socket_state=SocketState.STALE)},
-            Subject.SOCKET,
-            Level.DEGRADED,
-            "start the daemon",
-        ),
-        ({"daemon": replace(DAEMON, socket_state=SocketState.SILENT)}, Subject.SOCKET, Level.DEGRADED, "restart"),
-        (
-            {"daemon": replace(DAEMON, degraded_reasons=("history: disk full",))},
-            Subject.DAEMON,
-            Level.DEGRADED,
-            "journalctl",
-        ),
-        (
-            {"history": HistoryFacts("/h", True, "a newer one")},
-            Subject.DATABASE,
-            Level.DEGRADED,
-            "install that version",
-        ),
-        (
-            {"history": HistoryFacts("/h", True, "malformed")},
-            Subject.DATABASE,
-            Level.DEGRADED,
-            "moves the damaged database",
-        ),
-        ({"history": HistoryFacts("/h", True, "is not a history")}, Subject.DATABASE, Level.DEGRADED, "database_url"),
-        (
-            {"history": HistoryFacts("/h", True, set_aside=("/h.corrupt-1",))},
-            Subject.DATABASE,
-            Level.NOTE,
-            "sqlite3 /h.corrupt-1 .recover",
-        ),
-        ({"disk": DiskFacts("/", 2**20, is_read_only=False)}, Subject.DISK, Level.DEGRADED, "free disk space"),
-        ({"disk": DiskFacts("/", 2**40, is_read_only=True)}, Subject.DISK, Level.DEGRADED, "remount,rw"),
-        (
-            {"history": HistoryFacts("/h", True, last_record_at=NOW + timedelta(hours=2))},
-            Subject.TIME,
-            Level.DEGRADED,
-            "set the clock",
-        ),
-        ({"is_time_synchronised": False}, Subject.TIME, Level.DEGRADED, "chrony"),
-        ({"is_time_synchronised": False, "carbon": None}, Subject.TIME, Level.NOTE, "chrony"),
-        ({"carbon": CarbonFacts("GB", trouble="HTTP 401")}, Subject.CARBON, Level.DEGRADED, "carbon now --zone GB"),
-        (
-            {"carbon": CarbonFacts("GB", newest_at=NOW - timedelta(days=1))},
-            Subject.CARBON,
-            Level.DEGRADED,
-            "carbon now --zone GB",
-        ),
-        ({"units": UnitFacts(False, {}, {})}, Subject.UNITS, Level.NOTE, "gpuenergyd restore"),
-        ({"units": UnitFacts(True, {}, {})}, Subject.UNITS, Level.NOTE, "gpuenergyd install"),
-        (
-            {
-                "carbon": CarbonFacts("GB", newest_at=NOW, is_fetched=True),
-                "units": UnitFacts(True, {_CORE: "active", _FETCHER: "inactive"}, {_CORE: "enabled"}),
-            },
-            Subject.UNITS,
-            Level.DEGRADED,
-            "systemctl start gpuenergyd-carbon.service",
-        ),
-        (
-            {
-                "carbon": CarbonFacts("GB", newest_at=NOW, is_fetched=True),
-                "units": UnitFacts(True, {_CORE: "active"}, {_CORE: "enabled"}),
-            },
-            Subject.UNITS,
-            Level.DEGRADED,
-            "gpuenergyd install",
-        ),
-        ({"units": replace(UNITS, rivals=("zeusd.service",))}, Subject.UNITS, Level.DEGRADED, "disable --now zeusd"),
-        (
-            {"units": replace(UNITS, active_states={"gpuenergyd.service": "failed"})},
-            Subject.UNITS,
-            Level.DEGRADED,
-            "reset-failed gpuenergyd.service",
-        ),
-        (
-            {"units": replace(UNITS, enabled_states={"gpuenergyd.service": "disabled"})},
-            Subject.UNITS,
-            Level.NOTE,
-            "systemctl enable",
-        ),
-    ],
+    ("level", "subject", "fix", "changes"),
+    [*((Level.DEGRADED, *case) for case in PROBLEMS), *((Level.NOTE, *case) for case in NOTES)],
     ids=str,
 )
 def test_each_problem_is_reported_with_its_fix(
-    changes: dict[str, Any], subject: Subject, level: Level, fix: str
+    level: Level, subject: Subject, fix: str, changes: dict[str, Any]
 ) -> None:
     found = about(replace(WELL, **changes), subject)
 

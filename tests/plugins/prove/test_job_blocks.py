@@ -15,9 +15,18 @@ from gpuenergyd_prove.block_options import BlockOptions
 from gpuenergyd_prove.errors import ProofError
 from gpuenergyd_prove.job_blocks import JobBlocks
 from gpuenergyd_prove.proof.registration import BASELINE_ARM, Arm
-from tests.support.daemon_process import DaemonProcess, Training, training
+from gpuenergyd_sim.driver.world_kinds import WorldKind
+from tests.support.daemon_process import DaemonProcess, Training, running_daemon, training
+from tests.support.waiting import wait_until
 
 TUNED, FULL_SPEED = Arm("tuned", "uniform"), Arm(BASELINE_ARM, "full-speed")
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    folder = tmp_path_factory.mktemp("d")
+    with running_daemon(folder, kind=WorldKind.KIND, baseline_iterations=3, database_batch_s=0.5) as process:
+        yield process
 
 
 @pytest.fixture
@@ -31,6 +40,7 @@ def job(daemon: DaemonProcess) -> Iterator[Training]:
     with training(daemon, arguments=("--microbatches", "4", "--policy", "uniform")) as process:
         daemon.wait_for_phase("baseline", "trial", "tuned")
         yield process
+    wait_until(lambda: daemon.job() is None)
 
 
 @pytest.fixture
@@ -79,7 +89,7 @@ def test_a_job_that_ends_just_before_an_order_ends_the_proof_in_the_same_way(
 
     def patch_too_late(path: str, body: dict[str, Any]) -> dict[str, Any]:
         job.kill()
-        while any(own["job_id"] == job_id for own in client.get_status()["jobs"]):
+        while any(running["job_id"] == job_id for running in client.get_status()["jobs"]):
             pass
         return patch(path, body)
 

@@ -16,25 +16,20 @@ from gpuenergyd.core.job.messages import (
 )
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.job.time_account import AccountRules
-from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockChange, ClockPlan, PlanPurpose, RankClocks
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
 from gpuenergyd.core.policy_api.target import PerformanceTarget
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
-from gpuenergyd_sim.virtual_training.work import A100Work, Work
+from gpuenergyd_sim.virtual_training.work import a100_stages
 from tests.support.remembered_plans import RememberedBubbleAware
 
-F, B = InstructionKind.F, InstructionKind.B
 IMBALANCE = (1.0, 0.93, 1.0, 1.10)
 
 
 def training(policy: ClockPolicy, **overrides: object) -> VirtualTraining:
-    work: dict[tuple[int, InstructionKind], Work] = {}
-    for rank, scale in enumerate(IMBALANCE):
-        work[rank, F] = A100Work(0.0120 * scale, 0.0382 * scale, 0.25)
-        work[rank, B] = A100Work(0.0270 * scale, 0.0660 * scale, 0.27)
-    return VirtualTraining(one_forward_one_backward(4, 8), work, policy, **overrides)  # type: ignore[arg-type]
+    return VirtualTraining(one_forward_one_backward(4, 8), a100_stages(IMBALANCE), policy, **overrides)  # type: ignore[arg-type]
 
 
 def tuned_medians(run: VirtualTraining) -> tuple[float, float]:

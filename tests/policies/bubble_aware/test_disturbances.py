@@ -15,18 +15,17 @@ import pytest
 
 from gpuenergyd.core.job.messages import Event, JobPhase, RankReported, RecordNotice, RecordPhase
 from gpuenergyd.core.job.rules import JobRules
-from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
 from gpuenergyd.core.policy_api.policy import ClockPolicy, JobView
 from gpuenergyd_policies.full_speed import FullSpeed
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
-from gpuenergyd_sim.virtual_training.work import A100Work, Work
+from gpuenergyd_sim.virtual_training.work import A100Work, a100_stages
 from tests.support.perfect_knowledge import WAITING_CLOCKS_MHZ, Informed, least_energy_j, true_profile
 from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.thorough import thorough
 from tests.support.virtual_replicas import VirtualReplicas
 
-F, B = InstructionKind.F, InstructionKind.B
 FROM = 40
 """Iteration of the disturbance, well after the first plan."""
 BUDGET_RATIO = 0.01
@@ -36,11 +35,7 @@ OPTIMUM_RATIO = 0.01
 
 
 def training(policy: ClockPolicy, **others: object) -> VirtualTraining:
-    work: dict[tuple[int, InstructionKind], Work] = {}
-    for rank, share in enumerate((1.0, 0.93, 1.10)):
-        work[rank, F] = A100Work(0.0120 * share, 0.0382 * share, 0.25)
-        work[rank, B] = A100Work(0.0270 * share, 0.0660 * share, 0.27)
-    schedule = one_forward_one_backward(3, 6)
+    schedule, work = one_forward_one_backward(3, 6), a100_stages((1.0, 0.93, 1.10))
     return VirtualTraining(schedule, work, policy, rules=JobRules(proof_iterations=0), **others)  # type: ignore[arg-type]
 
 

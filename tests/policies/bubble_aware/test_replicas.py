@@ -6,16 +6,15 @@ from gpuenergyd.core.job.issued_plans import PROOF_PLAN_ID
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.job.time_account import AccountRules
-from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.policy_api.policy import ClockPolicy
 from gpuenergyd_policies.full_speed import FullSpeed
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
-from gpuenergyd_sim.virtual_training.work import A100Work, Work
+from gpuenergyd_sim.virtual_training.work import a100_stages
 from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.thorough import thorough
 from tests.support.virtual_replicas import ReplicasOnHosts, VirtualReplicas
 
-F, B = InstructionKind.F, InstructionKind.B
 SLOW_FROM, SLOW_UNTIL = 88, 108
 
 
@@ -23,13 +22,9 @@ def replica(
     policy: ClockPolicy, *, slow_ratio: float = 1.0, scale: float = 1.0, proof_iterations: int = 0, **others: object
 ) -> VirtualTraining:
     """Return a pipeline that is slower by a factor of `slow_ratio` for twenty iterations."""
-    work: dict[tuple[int, InstructionKind], Work] = {}
-    for rank, share in enumerate((1.0, 0.93, 1.10)):
-        work[rank, F] = A100Work(0.0120 * share * scale, 0.0382 * share * scale, 0.25)
-        work[rank, B] = A100Work(0.0270 * share * scale, 0.0660 * share * scale, 0.27)
     return VirtualTraining(
         one_forward_one_backward(3, 6),
-        work,
+        a100_stages((1.0, 0.93, 1.10), scale=scale),
         policy,
         slowdown_of=lambda _, iteration: slow_ratio if SLOW_FROM <= iteration < SLOW_UNTIL else 1.0,
         rules=JobRules(

@@ -3,13 +3,12 @@
 import pytest
 
 from gpuenergyd.core.job.rules import JobRules
-from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
+from gpuenergyd.core.pipeline.graph import one_forward_one_backward
 from gpuenergyd.core.pipeline.plan import ClockPlan, PlanPurpose, RankClocks, constant_clock_changes
 from gpuenergyd.core.policy_api.policy import JobView
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
-from gpuenergyd_sim.virtual_training.work import A100Work, Work
+from gpuenergyd_sim.virtual_training.work import a100_stages
 
-F, B = InstructionKind.F, InstructionKind.B
 NUM_RUNS = 100
 SCHEDULE = one_forward_one_backward(2, 4)
 
@@ -29,12 +28,9 @@ class _OneClock:
 
 
 def training(seed: int, *, is_noisy: bool) -> VirtualTraining:
-    work: dict[tuple[int, InstructionKind], Work] = {}
-    for rank, scale in enumerate((1.0, 1.07)):
-        work[rank, F] = A100Work(0.012 * scale, 0.038 * scale, 0.25)
-        work[rank, B] = A100Work(0.027 * scale, 0.066 * scale, 0.27)
     rules = JobRules() if is_noisy else JobRules(proof_iterations=0)
     noise = {"noise_ratio": 0.004, "energy_noise_ratio": 0.02, "counter_period_s": 0.1} if is_noisy else {}
+    work = a100_stages((1.0, 1.07))
     return VirtualTraining(SCHEDULE, work, _OneClock(), 0.2, rules=rules, seed=seed, **noise)  # type: ignore[arg-type]
 
 

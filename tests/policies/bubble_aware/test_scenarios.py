@@ -9,7 +9,7 @@ from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.pipeline.graph import InstructionKind, one_forward_one_backward
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
-from gpuenergyd_sim.virtual_training.work import A100Work, Work
+from gpuenergyd_sim.virtual_training.work import A100Work, Work, a100_stages
 from tests.support.remembered_plans import RememberedBubbleAware
 from tests.support.thorough import thorough
 
@@ -17,10 +17,7 @@ F, B = InstructionKind.F, InstructionKind.B
 
 
 def training(**overrides: object) -> VirtualTraining:
-    work: dict[tuple[int, InstructionKind], Work] = {}
-    for rank, scale in enumerate((1.0, 0.93, 1.0, 1.10)):
-        work[rank, F] = A100Work(0.0120 * scale, 0.0382 * scale, 0.25)
-        work[rank, B] = A100Work(0.0270 * scale, 0.0660 * scale, 0.27)
+    work = a100_stages((1.0, 0.93, 1.0, 1.10))
     return VirtualTraining(one_forward_one_backward(4, 8), work, RememberedBubbleAware(), **overrides)  # type: ignore[arg-type]
 
 

@@ -48,6 +48,6 @@ def _fits(task: OrderTask, shape: OrderShape) -> bool:
     """Return whether a shape keeps those properties of 1F1B that the task requires."""
     plain = [len(shape) - r for r in range(len(shape))]
     if task.keeps_whole:
-        least = (min(own, task.num_microbatches) for own in plain)
-        return all(not own.is_split and own.num_ahead >= number for own, number in zip(shape, least, strict=True))
-    return not task.keeps_exchange or [own.num_ahead for own in shape] == plain
+        least = (min(number_ahead, task.num_microbatches) for number_ahead in plain)
+        return all(not rank.is_split and rank.num_ahead >= number for rank, number in zip(shape, least, strict=True))
+    return not task.keeps_exchange or [rank.num_ahead for rank in shape] == plain

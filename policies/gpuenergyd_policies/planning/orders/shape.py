@@ -42,7 +42,7 @@ def shaped_schedule(shape: OrderShape, num_microbatches: int) -> Schedule:
     return Schedule(
         name="auto",
         num_microbatches=num_microbatches,
-        orders=tuple(tuple(rank_order(r, own, num_microbatches)) for r, own in enumerate(shape)),
+        orders=tuple(tuple(rank_order(r, rank_shape, num_microbatches)) for r, rank_shape in enumerate(shape)),
     )
 
 
@@ -65,12 +65,12 @@ def rank_order(pp_rank: int, shape: RankShape, num_microbatches: int) -> Iterato
 def repaired(shape: Sequence[RankShape], limits: Sequence[int]) -> OrderShape:
     """Return the shape limited to memory and without deadlock: no rank runs fewer forwards ahead than the next."""
     result: list[RankShape] = []
-    for own, limit in zip(shape, limits, strict=True):
+    for wanted, limit in zip(shape, limits, strict=True):
         most = min(limit, result[-1].num_ahead) if result else limit
-        ahead = max(1, min(own.num_ahead, most))
-        held = max(ahead, min(own.num_held, limit)) if own.is_split else ahead
-        weight_first = own.runs_weight_first and own.is_split and held > ahead
-        result.append(RankShape(ahead, held, own.is_split, weight_first))
+        ahead = max(1, min(wanted.num_ahead, most))
+        held = max(ahead, min(wanted.num_held, limit)) if wanted.is_split else ahead
+        weight_first = wanted.runs_weight_first and wanted.is_split and held > ahead
+        result.append(RankShape(ahead, held, wanted.is_split, weight_first))
     return tuple(result)
 
 
@@ -81,7 +81,7 @@ def starting_shapes(limits: Sequence[int], num_microbatches: int, *, try_whole: 
     plain = [num_ranks - r for r in range(num_ranks)]
     shapes = []
     for proportion in PROPORTIONS:
-        ahead = [max(1, ceil(own + (proportion - 1) * (own - 1))) for own in plain]
+        ahead = [max(1, ceil(number + (proportion - 1) * (number - 1))) for number in plain]
         most_held = ([plain[0]] * num_ranks, limits)
         held_options = most_held if proportion < 1 else (ahead, *most_held, [2 * num_ranks] * num_ranks)
         shapes += [[RankShape(a, max(a, h)) for a, h in zip(ahead, held, strict=True)] for held in held_options]
@@ -103,14 +103,14 @@ def neighbours(shape: OrderShape, limits: Sequence[int], *, try_whole: bool) -> 
             for ahead, held, flips_weight, flips_split in changes:
                 moved = [
                     RankShape(
-                        max(1, own.num_ahead + ahead),
-                        own.num_held + held,
-                        is_split=own.is_split != flips_split,
-                        runs_weight_first=own.runs_weight_first != flips_weight,
+                        max(1, present.num_ahead + ahead),
+                        present.num_held + held,
+                        is_split=present.is_split != flips_split,
+                        runs_weight_first=present.runs_weight_first != flips_weight,
                     )
                     if k in ranks
-                    else own
-                    for k, own in enumerate(shape)
+                    else present
+                    for k, present in enumerate(shape)
                 ]
                 if (fitting := repaired(moved, limits)) not in seen:
                     seen.add(fitting)

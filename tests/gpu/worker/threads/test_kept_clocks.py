@@ -9,8 +9,11 @@ from gpuenergyd.gpu.device import GpuReading
 from gpuenergyd.gpu.worker.threads.clock_age import ClockAge
 from tests.support.kept_clocks import CALL_NS, CLOCKS_MHZ, KeptClocks, Program, switching_host
 from tests.support.measured_tables import DATA
+from tests.support.thorough import thorough
 
 MS = 1_000_000
+INTERVALS_MS = ((60.0, 400.0), (200.0, 200.0), (500.0, 500.0))
+"""Shortest and longest time between two switches."""
 TRACES = DATA / "gpu" / "h200"
 
 
@@ -43,10 +46,15 @@ def wrong_ms(host: KeptClocks) -> float:
     return 200 * sum(is_wrong) / len(is_wrong)
 
 
-@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(3, 9))])
-@pytest.mark.parametrize("every_ms", [(60.0, 400.0), (200.0, 200.0), (500.0, 500.0)])
+@pytest.mark.parametrize(
+    ("seed", "every_ms"),
+    [
+        *((seed, every_ms) for seed, every_ms in enumerate(INTERVALS_MS, start=1)),
+        *thorough(*((seed, every_ms) for seed in range(4, 11) for every_ms in INTERVALS_MS)),
+    ],
+)
 def test_latencies_are_found_within_10_ms_by_a_thousand_switches_none_of_which_looks_foreign_or_failed(
-    every_ms: tuple[float, float], seed: int
+    seed: int, every_ms: tuple[float, float]
 ) -> None:
     """Switches at regular instants are in step with the refreshes, unless the readings see to it that they are not."""
     draw = random.Random(seed)

@@ -1,6 +1,5 @@
 """A torch pipeline on two hosts with their own daemons: both change their order together, with equal losses."""
 
-import os
 import time
 from functools import partial
 from pathlib import Path
@@ -13,13 +12,11 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402  after the skip
 from torch.distributed.pipelining import Schedule1F1B  # noqa: E402
 
-from gpuenergyd_across_hosts.ranks.pipeline_member import PipelineMember  # noqa: E402
 from gpuenergyd_sim.driver.host import SimulatedHost  # noqa: E402
 from gpuenergyd_sim.training.gpt_model import build_stage, loss_of, make_batch  # noqa: E402
-from gpuenergyd_trainers.joining import membership  # noqa: E402
 from gpuenergyd_trainers.torch_pipelining import attach  # noqa: E402
+from tests.plugins.across_hosts.ranks.test_torch_across_hosts import enter_host  # noqa: E402
 from tests.support.daemon_process import DaemonProcess  # noqa: E402
-from tests.support.host_trainer import enter_namespace  # noqa: E402
 from tests.support.scripted_orders import DAEMON_PROLOGUE  # noqa: E402
 from tests.support.two_hosts import NoNetworkNamespaceError, TwoHosts  # noqa: E402
 from tests.support.waiting import LIMIT_S, wait_until  # noqa: E402
@@ -29,7 +26,6 @@ from tests.trainers.pipeline_processes import run_ranks  # noqa: E402
 pytestmark = [pytest.mark.torch, pytest.mark.thorough]
 NUM_RANKS, NUM_MICROBATCHES = 2, 4
 PORT = 29_573
-ROUND_S = 0.03
 NUM_AFTER = 5
 """Iterations in 1F1B after those with split backwards."""
 
@@ -84,18 +80,6 @@ def train_alone(rank: int, num_steps: int) -> list[list[str]]:
     return train(rank, None, num_steps)[0]
 
 
-def enter_host(hosts: TwoHosts, rank: int) -> str:
-    """Move a rank to its host; return how the group finds its members."""
-    enter_namespace(hosts.names[rank])
-    os.environ.update(
-        MASTER_ADDR=hosts.addresses[0], MASTER_PORT=str(PORT), RANK=str(rank), WORLD_SIZE=str(NUM_RANKS),
-        LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", GLOO_SOCKET_IFNAME="hop", TORCHELASTIC_RUN_ID="reordered",
-    )  # fmt: skip
-    # Agreements take some rounds, however short iterations are; this process is the test's own.
-    setattr(membership, "PipelineMember", partial(PipelineMember, period_s=ROUND_S))  # noqa: B010  not exported
-    return "env://"
-
-
 def train_on_host(rank: int, hosts: TwoHosts) -> tuple[list[list[str]], list[str], int]:
     return train(rank, hosts.daemons[rank], 0)
 
@@ -110,7 +94,7 @@ def test_a_torch_pipeline_across_hosts_changes_its_order_together_with_equal_los
         for daemon in hosts.daemons:
             daemon.prologue = DAEMON_PROLOGUE
         hosts.start_daemons()
-        prepare = partial(enter_host, hosts)
+        prepare = partial(enter_host, hosts, port=PORT)
         found = run_ranks(NUM_RANKS, tmp_path, train_on_host, hosts, limit_s=LIMIT_S + 60, prepare=prepare)
         wait_until(hosts.is_as_found)
         logs = [daemon.log for daemon in hosts.daemons]

@@ -103,12 +103,12 @@ def is_block_asked_for(daemon: DaemonProcess) -> bool:
     return any(job["pipeline"] and job["pipeline"]["num_proof_iterations"] for job in daemon.status()["jobs"])
 
 
-def enter_host(hosts: TwoHosts, rank: int) -> str:
+def enter_host(hosts: TwoHosts, rank: int, *, port: int = PORT) -> str:
     """Move a rank to its host; return how the group finds its members."""
     enter_namespace(hosts.names[rank])
     os.environ.update(
-        MASTER_ADDR=hosts.addresses[0], MASTER_PORT=str(PORT), RANK=str(rank), WORLD_SIZE=str(NUM_RANKS),
-        LOCAL_WORLD_SIZE="1", GLOO_SOCKET_IFNAME="hop", TORCHELASTIC_RUN_ID="two-hosts",
+        MASTER_ADDR=hosts.addresses[0], MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(NUM_RANKS),
+        LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", GLOO_SOCKET_IFNAME="hop", TORCHELASTIC_RUN_ID="two-hosts",
     )  # fmt: skip
     # Ranks agree on a plan in some rounds, however short iterations are; this process is the test's own.
     setattr(membership, "PipelineMember", partial(PipelineMember, period_s=ROUND_S))  # noqa: B010  not exported

@@ -224,7 +224,7 @@ def test_an_interrupted_demo_ends_quietly_and_leaves_nothing(
     num_processes: int,
     options: tuple[str, ...],
 ) -> None:
-    demo = start(folder, "--out", str(tmp_path / "report.html"), "--gpus", "2", *options)
+    demo = start(folder, "--out", str(tmp_path / "report.html"), *SHORT, *options)
     assert demo.stdout is not None
     for line in demo.stdout:
         if line.startswith(at):
@@ -250,7 +250,7 @@ def test_an_interrupted_demo_ends_quietly_and_leaves_nothing(
 def test_a_killed_demo_leaves_neither_process_nor_folder(
     folder: Path, tmp_path: Path, at: str, num_processes: int, options: tuple[str, ...]
 ) -> None:
-    demo = start(folder, "--out", str(tmp_path / "report.html"), "--gpus", "2", *options)
+    demo = start(folder, "--out", str(tmp_path / "report.html"), *SHORT, *options)
     assert demo.stdout is not None
     for line in demo.stdout:
         if line.startswith(at):
@@ -271,7 +271,7 @@ def test_a_training_that_fails_is_one_line_with_the_end_of_its_log(
     broken = tmp_path / "torch"
     broken.mkdir()
     (broken / "__init__.py").write_text("raise ImportError('this torch is broken')")
-    demo = start(folder, "--out", str(tmp_path / "report.html"), *options, PYTHONPATH=str(tmp_path))
+    demo = start(folder, "--out", str(tmp_path / "report.html"), *SHORT, *options, PYTHONPATH=str(tmp_path))
 
     _, stderr = demo.communicate()
 
