@@ -59,11 +59,7 @@ class HostService(Protocol):
 
     @staticmethod
     def check(settings: Settings) -> None:
-        """Check the settings before the daemon starts.
-
-        Raises:
-            GpuEnergyError: the service cannot work with them.
-        """
+        """Check the settings before the daemon starts; raise GpuEnergyError if the service cannot work with them."""
         ...
 
     async def start(self) -> None:

@@ -179,11 +179,7 @@ def checked_tags(tags: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]
 
 
 def checked_iteration(report: IterationReport, pp_rank: int, stage_rank: int = 0) -> RankIteration:
-    """Return a rank's measurements of an iteration.
-
-    Raises:
-        ProtocolError: instants or instructions are out of range.
-    """
+    """Return a rank's measurements of an iteration; raise ProtocolError for instants or instructions out of range."""
     now_ns = time.monotonic_ns()
     oldest_ns, newest_ns = max(1, now_ns - OLDEST_INSTANT_NS), now_ns + CLOCK_SKEW_NS
     next_ns = report.next_begin_mono_ns or report.end_mono_ns
@@ -269,11 +265,7 @@ def single_iterations(iteration: RankIteration, report: IterationReport) -> list
 
 
 def checked_clocks(report: IterationReport) -> tuple[TrueClockRow, ...]:
-    """Return the clocks that a rank's GPU has counted.
-
-    Raises:
-        ProtocolError: instants or clocks are out of range.
-    """
+    """Return the clocks that a rank's GPU has counted; raise ProtocolError for instants or clocks out of range."""
     if len(report.true_clocks) > MAX_TRUE_CLOCKS:
         raise ProtocolError(f"true_clocks: {count_text(len(report.true_clocks), 'clock')}; at most {MAX_TRUE_CLOCKS}")
     now_ns = time.monotonic_ns()

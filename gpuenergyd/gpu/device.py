@@ -9,6 +9,7 @@ from gpuenergyd.errors import GpuUnsupportedError
 
 SAME_CLOCK_MHZ = 16
 """About one clock step: clocks that differ by no more are taken as the same one."""
+MIG_ENABLED = "MIG is enabled: clocks apply to the whole GPU, but its instances may belong to several users"
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,11 +312,7 @@ _CapabilityT = TypeVar("_CapabilityT")
 
 
 def require_capability(driver: GpuDriver, capability: type[_CapabilityT]) -> _CapabilityT:
-    """Return a driver as one that has a capability.
-
-    Raises:
-        GpuUnsupportedError: it has not.
-    """
+    """Return a driver as one that has a capability; raise GpuUnsupportedError if it has not."""
     if not isinstance(driver, capability):
         raise GpuUnsupportedError(f"the driver does not offer {CAPABILITIES[capability]}")
     return driver

@@ -41,11 +41,7 @@ class ReportGroup(Protocol):
     """Reads the rows of a plugin from the history. Entry points: `gpuenergyd.report_groups`."""
 
     def __call__(self, database: str, *, since: datetime | None, until: datetime | None) -> GroupTable:
-        """Return the rows; the database is a path or a URL.
-
-        Raises:
-            StoreError: the database cannot be read.
-        """
+        """Return the rows; the database is a path or a URL. Raise StoreError if it cannot be read."""
         ...
 
 

@@ -41,11 +41,7 @@ _WAL_SIZE_LIMIT_BYTES = 16 * 2**20
 
 @lru_cache(maxsize=8)
 def sqlite_path(path_or_url: str | Path) -> Path | None:
-    """Return the path of an SQLite history, None for other databases.
-
-    Raises:
-        StoreError: not a valid database URL.
-    """
+    """Return the path of an SQLite history, None for other databases; raise StoreError for an invalid URL."""
     if isinstance(path_or_url, Path) or "://" not in path_or_url:
         return Path(path_or_url)
     try:

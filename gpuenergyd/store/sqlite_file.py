@@ -33,11 +33,7 @@ def reading_file(path: Path, *, has_no_writer: bool = False) -> Iterator[Reader]
 
 
 def require_file(path: Path) -> None:
-    """Check that a history is there.
-
-    Raises:
-        StoreError: it is not, or this user may not look.
-    """
+    """Check that a history is there; raise StoreError if it is not, or this user may not look."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):

@@ -105,7 +105,8 @@ class _GpuMeasurement:
         self._poll(gate)
         states, facts = [], dict[str, float]()
         with self._sampling(gate) as sampler:
-            self._learn(sampler)
+            if gate.read(gpu.gpu_uuid).total_energy_j is not None:
+                self._learn(sampler)
             for name, open_load in loads.items():
                 try:
                     with open_load().on(gpu.gpu_uuid) as known:
@@ -141,7 +142,7 @@ class _GpuMeasurement:
         yield "all values", lambda: host.read(uuid)
         if isinstance(host, HasReadingWithoutEnergy):
             yield "without energy", lambda: host.read_without_energy(uuid)
-        if isinstance(host, HasEnergyCounter):
+        if isinstance(host, HasEnergyCounter) and host.read_energy(uuid).total_energy_j is not None:
             yield "energy", lambda: host.read_energy(uuid)
         if isinstance(host, HasSettings):
             yield "settings", lambda: host.details(uuid)

@@ -117,11 +117,7 @@ FAULTS = tuple(Fault(n, description, _NOT_PROVOKED.get(n)) for n, description in
 
 
 def fault_id(number: int) -> str:
-    """Return the id of a fault, as it appears in test ids.
-
-    Raises:
-        ValueError: there is no such fault.
-    """
+    """Return the id of a fault, as it appears in test ids; raise ValueError if there is no such fault."""
     if not 1 <= number <= len(FAULTS):
         raise ValueError(f"no fault {number!r}; there are 1 to {len(FAULTS)}")
     return f"F{number:02d}"

@@ -46,11 +46,7 @@ class ForkedProcess:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit status when the process has ended.
-
-        Raises:
-            subprocess.TimeoutExpired: it has not ended in time.
-        """
+        """Return the exit status when the process has ended; raise subprocess.TimeoutExpired if it has not in time."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (status := self.poll()) is None:
             left_s = None if deadline is None else deadline - time.monotonic()

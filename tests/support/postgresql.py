@@ -75,11 +75,7 @@ class NoServerError(Exception):
 
 @contextlib.contextmanager
 def running_postgresql(options: str = TEST_OPTIONS) -> Iterator[PostgresqlServer]:
-    """Run a server.
-
-    Raises:
-        NoServerError: there is none to run.
-    """
+    """Run a server; raise NoServerError if there is none to run."""
     bin_dir = _bin_dir()
     if bin_dir is None:
         raise NoServerError("no PostgreSQL server is installed here")

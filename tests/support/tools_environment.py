@@ -36,11 +36,7 @@ def tools_environment(tools: Sequence[str] = MONITORING_TOOLS) -> Path:
 
 
 def build(tools: Sequence[str]) -> None:
-    """Build the environment unless it exists.
-
-    Raises:
-        subprocess.CalledProcessError: pip failed.
-    """
+    """Build the environment unless it exists; raise subprocess.CalledProcessError if pip failed."""
     folder = _folder(tools)
     if _mark(folder).exists():
         return

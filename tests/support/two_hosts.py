@@ -246,11 +246,7 @@ def _prefer(daemon: DaemonProcess) -> None:
 
 @contextmanager
 def two_hosts(folder: Path, **overrides: Any) -> Iterator[TwoHosts]:
-    """Run two hosts for the duration of a block.
-
-    Raises:
-        NoNetworkNamespaceError: not permitted, or no `ip` command.
-    """
+    """Run two hosts during a block; raise NoNetworkNamespaceError if that is not permitted, or without `ip`."""
     hosts = TwoHosts(folder, overrides)
     try:
         hosts.start_daemons()

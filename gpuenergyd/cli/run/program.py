@@ -23,11 +23,7 @@ _LAUNCHERS = "gpuenergyd.launchers"
 
 
 def run_program(request: RunRequest) -> int:
-    """Replace this process with the program.
-
-    Raises:
-        UsageError: the program cannot be started.
-    """
+    """Replace this process with the program, or raise UsageError if the program cannot be started."""
     warn_of_large_slowdown(request.max_slowdown_ratio)
     environ = dict(os.environ)
     variables = {

@@ -103,6 +103,8 @@ def _meanings_of_readings(gpu: MeasuredGpu) -> Iterator[str]:
         )
     if gpu.counter_period_s is not None:
         yield f"the energy counter moves every {1e3 * gpu.counter_period_s:.1f} ms"
+    elif energy is None:
+        yield "no energy counter was read: energies are estimated from power"
     else:
         yield "the energy counter's period could not be learned: energies of short iterations are inexact or unknown"
     yield f"readings by the daemon take {100 * gpu.worker_cpu_ratio:.1f} % of a core for each such GPU"

@@ -220,11 +220,7 @@ class JobState:
         )
 
     def restore(self, snapshot: JobSnapshot) -> None:
-        """Replace all state, keeping this job's rules.
-
-        Raises:
-            JobError: the ranks' orders deadlock.
-        """
+        """Replace all state, keeping this job's rules; raise JobError if the ranks' orders deadlock."""
         self.ranks.restore(snapshot.orders, snapshot.gpus)
         self.ranks.changed_ranks = dict(snapshot.changed_ranks)
         self.phase, self.phase_reason, self.target = snapshot.phase, snapshot.phase_reason, snapshot.target

@@ -46,11 +46,7 @@ class FittedPipeline:
 
     @property
     def profile(self) -> PipelineProfile:
-        """The fitted profile.
-
-        Raises:
-            ProfileError: a fitted value is out of range.
-        """
+        """The fitted profile; raises ProfileError if a fitted value is out of range."""
         options: dict[InstructionClass, list[ClockOption]] = {}
         for row in self.rows:
             key = InstructionClass(row.pp_rank, row.kind, row.chunk_index)

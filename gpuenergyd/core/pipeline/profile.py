@@ -51,11 +51,7 @@ class InstructionProfile:
         return min(self.options, key=lambda o: (o.time_s, o.energy_j))
 
     def at_clock(self, sm_clock_mhz: int) -> ClockOption:
-        """Return the option at one clock.
-
-        Raises:
-            ProfileError: the clock was not measured.
-        """
+        """Return the option at one clock; raise ProfileError if the clock was not measured."""
         for option in self.options:
             if option.sm_clock_mhz == sm_clock_mhz:
                 return option
@@ -126,11 +122,7 @@ class PipelineProfile:
     """Power of a waiting GPU by clock; None means the blocking power at all clocks."""
 
     def __getitem__(self, key: InstructionClass) -> InstructionProfile:
-        """Return the profile of one instruction class.
-
-        Raises:
-            ProfileError: the class was not measured.
-        """
+        """Return the profile of one instruction class; raise ProfileError if it was not measured."""
         try:
             return self.classes[key]
         except KeyError:

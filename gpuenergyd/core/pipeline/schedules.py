@@ -273,11 +273,7 @@ def with_communication(schedule: Schedule) -> Schedule:
 
 
 def schedule_family(name: str) -> ScheduleFamily:
-    """Return the family with this name.
-
-    Raises:
-        ScheduleError: the name is unknown.
-    """
+    """Return the family with this name; raise ScheduleError if it is unknown."""
     try:
         return SCHEDULES[name]
     except KeyError:

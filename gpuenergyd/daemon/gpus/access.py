@@ -26,11 +26,7 @@ class NamedIds:
 
     @classmethod
     def of_groups(cls, key: str, groups: Collection[str]) -> Self:
-        """Resolve group names; `key` is the setting that lists them.
-
-        Raises:
-            UsageError: a name does not exist.
-        """
+        """Resolve group names listed in the setting `key`; raise UsageError if one does not exist."""
         ids = set()
         for group in groups:
             try:
@@ -43,11 +39,7 @@ class NamedIds:
 
     @classmethod
     def of_users(cls, key: str, users: Collection[str]) -> Self:
-        """Resolve user names; `key` is the setting that lists them.
-
-        Raises:
-            UsageError: a name does not exist.
-        """
+        """Resolve user names listed in the setting `key`; raise UsageError if one does not exist."""
         ids = set()
         for user in users:
             try:

@@ -202,11 +202,7 @@ class Gpus:
         return iter(sorted(self._gpus.values(), key=lambda gpu: gpu.identity.index))
 
     def __getitem__(self, gpu_uuid: str) -> Gpu:
-        """Return the GPU with a UUID.
-
-        Raises:
-            GpuNotFoundError: no such GPU; the message lists the GPUs of this host.
-        """
+        """Return the GPU with a UUID; raise GpuNotFoundError, which lists the GPUs of this host, if there is none."""
         try:
             return self._gpus[gpu_uuid]
         except KeyError:

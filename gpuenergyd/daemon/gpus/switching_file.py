@@ -89,11 +89,7 @@ class SwitchingFile:
 
 
 def _decoded(body: bytes) -> _SavedModels:
-    """Return the content of a file.
-
-    Raises:
-        ProtocolError: it is damaged, or of another version of the format.
-    """
+    """Return the content of a file; raise ProtocolError if it is damaged, or of another version of the format."""
     version = decode(body, _Head, max_bytes=_MAX_BYTES).version
     if version != _VERSION:
         raise ProtocolError(f"version {version}; this program reads {_VERSION}")

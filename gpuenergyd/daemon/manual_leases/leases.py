@@ -104,11 +104,7 @@ class ManualLeases:
             yield
 
     def require_free_for(self, gpu_uuid: str, holder: LeaseHolder) -> None:
-        """Check that a holder may lease a GPU.
-
-        Raises:
-            JobError: it is in use by a job or leased to another holder.
-        """
+        """Check that a holder may lease a GPU; raise JobError if a job uses it or another holder has leased it."""
         lease = self._leases.get(gpu_uuid)
         if lease is None or not _is_same_holder(lease.holder, holder):
             self.gpus.require_free(gpu_uuid)

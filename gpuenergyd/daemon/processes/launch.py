@@ -131,11 +131,7 @@ StartPolicyHost = Callable[[], Awaitable[PolicyChannel]]
 async def start_policy_child(
     memory_limit_bytes: int | None, command: Sequence[str], start_child: StartChild = asyncio.create_subprocess_exec
 ) -> PolicyChannel:
-    """Start a policy host as a child process and return its channel.
-
-    Raises:
-        OSError: it cannot be started.
-    """
+    """Start a policy host as a child process and return its channel; raise OSError if it cannot be started."""
     process = await start_child(
         *command,
         str(memory_limit_bytes or 0),

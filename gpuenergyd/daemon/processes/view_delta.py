@@ -109,11 +109,7 @@ class ViewReceiver:
     _past_jobs: tuple[PastJob, ...] = ()
 
     def view(self, difference: ViewDifference) -> JobView:
-        """Return the complete view.
-
-        Raises:
-            ProtocolError: the difference refers to an item that was not received.
-        """
+        """Return the complete view; raise ProtocolError if the difference refers to an item that was not received."""
         reduced = difference.reduced
         if difference.has_schedule:
             self._schedule = reduced.schedule

@@ -25,11 +25,7 @@ class InstanceLock:
     _fd: int = field(default=-1)
 
     def acquire(self) -> Self:
-        """Acquire the lock.
-
-        Raises:
-            GpuEnergyError: another daemon holds the lock, or the directory cannot be used.
-        """
+        """Acquire the lock; raise GpuEnergyError if another daemon holds it or the directory cannot be used."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
             _require_own_folder(self.path.parent)

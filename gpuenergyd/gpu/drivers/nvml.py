@@ -11,11 +11,12 @@ Longer than 400 lines, since only this file calls the library, and converts its 
 
 import contextlib
 import ctypes
+import math
 import random
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,13 +25,14 @@ import pynvml
 from gpuenergyd.core.host.energy_scope import EnergyScope
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import DriverError, GpuError, GpuLostError, GpuNotFoundError, GpuUnsupportedError
-from gpuenergyd.gpu.device import EnergyReading, GpuDetails, GpuIdentity, GpuReading
+from gpuenergyd.gpu.device import MIG_ENABLED, EnergyReading, GpuDetails, GpuIdentity, GpuReading
 from gpuenergyd.gpu.drivers.nvml_errors import NEVER_HERE, TRANSIENT, UNINITIALIZED, nvml_error
 from gpuenergyd.gpu.drivers.published_figures import published_blocking_power_w, published_switch_latency_s
 
 _NUM_TRIES = 3
 _RETRY_PAUSE_S = 0.01
 _SEARCH_PERIOD_S = 5.0
+_DEFECT_PAUSE_S = 1.0
 _FIELD_TOTAL_ENERGY = 83
 _FIELD_INSTANT_POWER = 186
 _REASON_SW_POWER_CAP = 0x4
@@ -62,6 +64,8 @@ class _Device:
     """Last reading in the full-performance state (P0)."""
     pci_bus_id: str | None = None
     """Address by which this GPU can be opened without opening the others."""
+    failed_mono_s: dict[str, float] = field(default_factory=dict)
+    """When functions failed that the other values do not depend on, as one defective sensor makes them."""
     failure: str | None = None
     """Why the GPU cannot be used at all, because the binding does not return a UUID for it."""
 
@@ -124,17 +128,17 @@ class NvmlHost:
     def read_without_energy(self, gpu_uuid: str) -> GpuReading:
         """Return a reading without the energy, which may take a thousand times as long as all other values."""
         with _typed_errors(f"reading {gpu_uuid}"):
-            values = self._ask(gpu_uuid, "nvmlDeviceGetFieldValues", [self._power_field(gpu_uuid)])
+            values = self._sense(gpu_uuid, "nvmlDeviceGetFieldValues", [self._power_field(gpu_uuid)])
             return self._read(gpu_uuid, self._power_mw(gpu_uuid, values), None)
 
     def _read(self, gpu_uuid: str, power_mw: int | None, energy_mj: int | None) -> GpuReading:
         read_mono_ns = time.monotonic_ns()
         sm_clock_mhz = self._ask(gpu_uuid, "nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM)
         sm_clock_by_mono_ns = time.monotonic_ns()
-        reasons = self._ask(gpu_uuid, "nvmlDeviceGetCurrentClocksEventReasons")
+        reasons = self._sense(gpu_uuid, "nvmlDeviceGetCurrentClocksEventReasons")
         if reasons is None:  # the name before driver 535
-            reasons = self._ask(gpu_uuid, "nvmlDeviceGetCurrentClocksThrottleReasons")
-        utilization = self._ask(gpu_uuid, "nvmlDeviceGetUtilizationRates")
+            reasons = self._sense(gpu_uuid, "nvmlDeviceGetCurrentClocksThrottleReasons")
+        utilization = self._sense(gpu_uuid, "nvmlDeviceGetUtilizationRates")
         return GpuReading(
             gpu_uuid=gpu_uuid,
             read_mono_ns=read_mono_ns,
@@ -152,7 +156,7 @@ class NvmlHost:
         """Return only the energy counter, with one driver call if possible."""
         with _typed_errors(f"reading the energy of {gpu_uuid}"):
             called_ns, cpu_ns = time.monotonic_ns(), time.thread_time_ns()
-            energy_mj = self._ask(gpu_uuid, "nvmlDeviceGetTotalEnergyConsumption")
+            energy_mj = self._sense(gpu_uuid, "nvmlDeviceGetTotalEnergyConsumption")
             if energy_mj is None:
                 energy_mj = self._power_and_energy(gpu_uuid)[1]
             returned_ns, cpu_ns = time.monotonic_ns(), time.thread_time_ns() - cpu_ns
@@ -381,13 +385,13 @@ class NvmlHost:
     def _power_and_energy(self, gpu_uuid: str) -> tuple[int | None, int | None]:
         """Return milliwatts and millijoules; a field that is missing in the query is read by a separate call."""
         fields = [self._power_field(gpu_uuid), _FIELD_TOTAL_ENERGY]
-        values = self._ask(gpu_uuid, "nvmlDeviceGetFieldValues", fields)
+        values = self._sense(gpu_uuid, "nvmlDeviceGetFieldValues", fields)
         if values is not None and NEVER_HERE.issuperset(value.nvmlReturn for value in values):
             self._device(gpu_uuid).unsupported.add("nvmlDeviceGetFieldValues")
         power_mw = self._power_mw(gpu_uuid, values)
         if values is not None and values[1].nvmlReturn == 0:
             return power_mw, int(values[1].value.ullVal)
-        return power_mw, self._ask(gpu_uuid, "nvmlDeviceGetTotalEnergyConsumption")
+        return power_mw, self._sense(gpu_uuid, "nvmlDeviceGetTotalEnergyConsumption")
 
     def _power_field(self, gpu_uuid: str) -> tuple[int, int]:
         """Return field and scope of the power that belongs to the energy counter."""
@@ -414,14 +418,27 @@ class NvmlHost:
         """Return the present power in milliwatts by fields, or the mean of about a second if that is all there is."""
         if values is not None and values[0].nvmlReturn == 0:
             return int(values[0].value.uiVal)
-        power_mw: int | None = self._ask(gpu_uuid, "nvmlDeviceGetPowerUsage")
+        power_mw: int | None = self._sense(gpu_uuid, "nvmlDeviceGetPowerUsage")
         return power_mw
 
     def _temperature(self, gpu_uuid: str) -> float | None:
-        celsius = self._ask(gpu_uuid, "nvmlDeviceGetTemperatureV", _TEMPERATURE_GPU)
+        celsius = self._sense(gpu_uuid, "nvmlDeviceGetTemperatureV", _TEMPERATURE_GPU)
         if celsius is None:
-            celsius = self._ask(gpu_uuid, "nvmlDeviceGetTemperature", _TEMPERATURE_GPU)
+            celsius = self._sense(gpu_uuid, "nvmlDeviceGetTemperature", _TEMPERATURE_GPU)
         return None if celsius is None else float(celsius)
+
+    def _sense(self, gpu_uuid: str, name: str, *arguments: object) -> Any:
+        """Return a value that the others do not depend on; None also for a while after the driver failed to read it."""
+        device = self._device(gpu_uuid)
+        if time.monotonic() - device.failed_mono_s.get(name, -math.inf) < _DEFECT_PAUSE_S:
+            return None
+        try:
+            return self._ask(gpu_uuid, name, *arguments)
+        except DriverError:
+            if device.failure is not None:
+                raise
+            device.failed_mono_s[name] = time.monotonic()
+            return None
 
     def _ask(self, gpu_uuid: str, name: str, *arguments: object) -> Any:
         """Return the result of a call; None if GPU or driver do not support it, which is remembered."""
@@ -457,7 +474,7 @@ class NvmlHost:
                 self._reconnect(generation)
             elif code in TRANSIENT and attempt + 1 < _NUM_TRIES:
                 self._sleep(_RETRY_PAUSE_S * self._jitter.uniform(0.5, 1.5))
-            else:
+            elif self._generation == generation:  # else the handle may be one of before a reload
                 break
         raise nvml_error(code, name, gpu_uuid)
 
@@ -531,6 +548,7 @@ class NvmlHost:
         known = self._devices.get(gpu_uuid)
         if known is not None:
             known.handle = handle
+            known.unsupported.clear()  # the driver may be another one
             return
         self._identify(gpu_uuid, index, handle)
 
@@ -562,9 +580,7 @@ class NvmlHost:
         elif not clocks:
             device.observe_only_reason = "the driver lists no supported clocks"
         elif mig is not None and mig[0]:
-            device.observe_only_reason = (
-                "MIG is enabled: clocks apply to the whole GPU, but its instances may belong to several users"
-            )
+            device.observe_only_reason = MIG_ENABLED
         default_w = ask(lambda: _watts(self._ask(gpu_uuid, "nvmlDeviceGetPowerManagementDefaultLimit")))
         device.identity = replace(
             unnamed,

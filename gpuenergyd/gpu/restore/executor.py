@@ -231,12 +231,17 @@ def _restore_power_limit(
     now_w = limits.power_limit_w(entry.gpu_uuid)
     if abs(now_w - saved_w) <= _LIMIT_TOLERANCE_W:
         return RestoreResult.RESTORED, f"power limit is already {now_w:g} W"
-    is_foreign = entry.intended_value is not None and abs(now_w - entry.intended_value) > _LIMIT_TOLERANCE_W
+    is_foreign = is_set_by_other(entry, now_w)
     if is_foreign and policy is not RestorePolicy.RESTORE:
         return RestoreResult.CHANGED_BY_OTHER, f"another program set the power limit to {now_w:g} W; kept"
     limits.set_power_limit(entry.gpu_uuid, saved_w)
     detail = f"power limit restored to {saved_w:g} W"
     return RestoreResult.RESTORED, f"{detail} from {now_w:g} W set by another program" if is_foreign else detail
+
+
+def is_set_by_other(entry: JournalEntry, now_w: float) -> bool:
+    """Return whether a power limit is not the one that the journal says was set by gpuenergyd."""
+    return entry.intended_value is not None and abs(now_w - entry.intended_value) > _LIMIT_TOLERANCE_W
 
 
 def _remove_power_profile(controller: GpuDriver, entry: JournalEntry) -> tuple[RestoreResult, str]:

@@ -129,11 +129,7 @@ class Journal:
         return f"the journal {self._path} is damaged: {bad[0].reason}{more}"
 
     def _body(self) -> bytes | None:
-        """Return the text of the file, None without one.
-
-        Raises:
-            UntrustedJournalError, JournalError: as in `read`.
-        """
+        """Return the text of the file, None without one; raise UntrustedJournalError or JournalError as in `read`."""
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
             try:

@@ -29,6 +29,7 @@ from gpuenergyd.gpu.link.messages import (
     TakeSnapshot,
 )
 from gpuenergyd.gpu.process_identity import process_start_ticks
+from gpuenergyd.gpu.restore.executor import is_set_by_other
 from gpuenergyd.gpu.restore.journal import Control, Journal, JournalEntry, KnownBy
 from gpuenergyd.gpu.restore.policy import RestorePolicy, RestoreRules
 from gpuenergyd.gpu.worker.reading_gate import ReadingGate
@@ -64,11 +65,7 @@ class DriverRequests:
             self.journal.add([self._entry(request.lease_id, request.owner, gpu_uuid, Control.SM_CLOCK_LOCK)])
 
     def execute(self, command: GpuCommand) -> PowerLimit | PowerProfiles | GpuProcesses | GpuSnapshot:
-        """Execute a command for one GPU.
-
-        Raises:
-            GpuEnergyError: the journal or the driver refuses.
-        """
+        """Execute a command for one GPU; raise GpuEnergyError if the journal or the driver refuses."""
         match command:
             case SetPowerLimit():
                 return self.set_power_limit(command)
@@ -89,13 +86,19 @@ class DriverRequests:
     def lower_power_limit(self, request: LowerPowerLimit) -> PowerLimit:
         """Lower a power limit after journalling the present one, or return to that one; return the limit read back.
 
+        A limit that another program has set over ours is from then on the one to return to.
+
         Raises:
             GpuEnergyError: the journal or the driver refuses.
         """
         entry = self.journal.entry(request.gpu_uuid, Control.POWER_LIMIT)
+        now_w = require_capability(self.controller, HasPowerLimit).power_limit_w(request.gpu_uuid)
+        if entry is not None and is_set_by_other(entry, now_w):
+            self.journal.remove({entry.key})
+            entry = None
         before_w = None if entry is None else entry.saved_value
         if before_w is None:
-            before_w = require_capability(self.controller, HasPowerLimit).power_limit_w(request.gpu_uuid)
+            before_w = now_w
             if request.power_limit_w is None or request.power_limit_w >= before_w:
                 return PowerLimit(before_w)
         limit_w = before_w if request.power_limit_w is None else min(request.power_limit_w, before_w)

@@ -51,11 +51,7 @@ class Maintenance:
         return Done()
 
     def reopen(self, gpu_uuids: Sequence[str]) -> Reopened:
-        """Open released GPUs again, and read them.
-
-        Raises:
-            GpuError: one is not there; it stays released.
-        """
+        """Open released GPUs again, and read them; raise GpuError if one is not there, which stays released."""
         released = [uuid for uuid in gpu_uuids if self.health.is_released(uuid)]
         identities = require_capability(self.controller, HasRelease).reopen(released) if released else ()
         self.on_reopened(identities)

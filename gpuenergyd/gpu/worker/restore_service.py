@@ -19,14 +19,13 @@ from gpuenergyd.gpu.restore.executor import (
 )
 from gpuenergyd.gpu.restore.journal import Control, Journal
 from gpuenergyd.gpu.worker.daemon_connection import log
-from gpuenergyd.gpu.worker.health import HealthTable
+from gpuenergyd.gpu.worker.health import UNPROVEN, HealthTable
 from gpuenergyd.gpu.worker.reset_watch import ResetEvidence, ResetWatch
 from gpuenergyd.gpu.worker.threads.actuator import ClockLock
 from gpuenergyd.gpu.worker.threads.driver_threads import DriverThreads
 
 _FIRST_RETRY_S = 0.5
 _LAST_RETRY_S = 30.0
-_UNPROVEN = frozenset({GpuHealth.UNRESTORED, GpuHealth.UNCONFIRMED})
 _NS_PER_S = 1_000_000_000
 
 
@@ -124,7 +123,7 @@ class RestoreService:
 
     def retry(self, uuids: Sequence[str], now_ns: int) -> None:
         """Retry failed restores of these GPUs, at growing intervals."""
-        unrestored = tuple(uuid for uuid in uuids if self._health.health(uuid) is GpuHealth.UNRESTORED)
+        unrestored = tuple(uuid for uuid in uuids if self._health.is_unrestored(uuid))
         if not unrestored:
             self._retry_pause_s = _FIRST_RETRY_S
         elif now_ns < self._retry_at_ns:
@@ -180,7 +179,7 @@ class RestoreService:
         """Confirm a reset that this sample proves, or repeat one that it shows to be without effect."""
         uuid = sample.gpu_uuid
         if self._resets.is_replaced(uuid, None if lock is None else lock.returned_mono_ns):
-            self._record_proof(uuid, "another lock has replaced the one whose reset was not confirmed")
+            self._health.record_restored(uuid, "another lock has replaced the one whose reset was not confirmed")
             return
         match self._resets.evidence(sample):
             case ResetEvidence.CONFIRMED:
@@ -201,7 +200,7 @@ class RestoreService:
             log(str(error))
             return  # the next sample tries again
         self._resets.forget(uuid)
-        self._record_proof(uuid, "its reset is confirmed")
+        self._health.record_restored(uuid, "its reset is confirmed")
 
     def _repeat(self, uuid: str) -> None:
         """Run a reset again that an earlier command did not carry out; on the actuator's thread."""
@@ -218,10 +217,6 @@ class RestoreService:
         else:
             self._record_outcomes(uuid, (outcome,))
 
-    def _record_proof(self, uuid: str, detail: str) -> None:
-        if self._health.health(uuid) in _UNPROVEN:
-            self._health.record(uuid, GpuHealth.OK, detail)
-
     def _record_outcomes(self, uuid: str, outcomes: Sequence[RestoreOutcome]) -> None:
         failed = [outcome for outcome in outcomes if outcome.result is RestoreResult.FAILED]
         for outcome in outcomes:  # of every GPU, where the journal was damaged
@@ -231,7 +226,7 @@ class RestoreService:
             elif outcome.above_sm_clock_mhz is not None:
                 self._threads.actuator(outcome.gpu_uuid).forget_lock()
                 self._resets.expect(outcome.gpu_uuid, outcome.above_sm_clock_mhz, time.monotonic_ns())
-                if self._health.health(outcome.gpu_uuid) in {GpuHealth.OK, *_UNPROVEN}:
+                if self._health.health(outcome.gpu_uuid) in {GpuHealth.OK, *UNPROVEN}:
                     self._health.record(outcome.gpu_uuid, GpuHealth.UNCONFIRMED, outcome.detail)
         for outcome in failed:
             self._health.record(outcome.gpu_uuid, GpuHealth.UNRESTORED, outcome.detail)
@@ -240,7 +235,7 @@ class RestoreService:
         else:
             self._kept.discard(uuid)
         if not failed and not any(o.result is RestoreResult.UNCONFIRMED for o in outcomes):
-            self._record_proof(uuid, "restored after a retry")
+            self._health.record_restored(uuid, "restored after a retry")
 
     def _report(self, request: RestoreRequest) -> None:
         """Reply to the daemon, or log, the outcome of every GPU."""

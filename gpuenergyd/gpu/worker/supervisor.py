@@ -16,6 +16,7 @@ from pathlib import Path
 
 from gpuenergyd.errors import GpuEnergyError, GpuError, JournalError, ProtocolError
 from gpuenergyd.gpu.device import (
+    MIG_ENABLED,
     GpuDriver,
     GpuIdentity,
     HasClocks,
@@ -33,6 +34,7 @@ from gpuenergyd.gpu.link.messages import (
     GpuHealth,
     GpuHealthChange,
     GpuSample,
+    GpuSettingsRead,
     HandOver,
     Hello,
     ListProcesses,
@@ -127,7 +129,7 @@ class Supervisor:
             period_s=options.sample_period_s,
             on_samples=self._handle_samples,
             on_settled=self._daemon.send,
-            on_health=self._health.record,
+            on_health=self._health.record_reading,
             on_counter_reset=self._handle_counter_reset,
         )
         self._threads = DriverThreads(
@@ -174,13 +176,13 @@ class Supervisor:
             self._uuids,
             is_readable=lambda uuid: not (self._health.is_released(uuid) or self._health.is_wedged(uuid)),
             foreign_clock_mhz=self._foreign.clock_mhz,
-            on_change=self._daemon.send,
+            on_change=self._handle_settings,
         )
-        for uuid, reason in controller.observe_only_reasons().items():
-            self._health.record(uuid, GpuHealth.OBSERVE_ONLY, reason)
         if options.observes_only:
             for uuid in self._uuids:
                 self._health.record(uuid, GpuHealth.OBSERVE_ONLY, OBSERVES_ONLY)
+        for uuid, reason in controller.observe_only_reasons().items():
+            self._health.record(uuid, GpuHealth.OBSERVE_ONLY, reason)
 
     def run(self) -> None:
         """Serve until a signal stops the worker, then restore everything."""
@@ -452,6 +454,18 @@ class Supervisor:
         batch = self._batch.add(samples)
         if batch:
             self._daemon.send(Samples(batch))
+
+    def _handle_settings(self, read: GpuSettingsRead) -> None:
+        """Report settings; observe a GPU only while it is divided into instances, as some can be at any time."""
+        self._daemon.send(read)
+        uuid = read.gpu_uuid
+        if read.details.is_mig_enabled is False:
+            self._health.resolve(uuid, MIG_ENABLED, "MIG is disabled")
+        elif read.details.is_mig_enabled and self._health.refusal(uuid) is None:
+            self._health.record(uuid, GpuHealth.OBSERVE_ONLY, MIG_ENABLED)
+            self._leases.drop([uuid])
+            self._drop_requests([uuid])
+            self._restores.restore(RestoreRequest(MIG_ENABLED, (uuid,)))
 
     def _handle_counter_reset(self, gpu_uuid: str) -> None:
         """Doubt our clock lock: a driver reload drops it and restarts the counter, but a counter may also be wrong."""

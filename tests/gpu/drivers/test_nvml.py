@@ -29,15 +29,6 @@ CODES = sorted(
 )
 
 
-@pytest.mark.parametrize("code", CODES)
-def test_every_return_code_has_a_typed_error_with_its_meaning(code: int) -> None:
-    error = nvml_error(code, "nvmlSomething", "GPU-a")
-
-    assert isinstance(error, GpuError)
-    assert f"NVML error {code}" in str(error)
-    assert "does not know" not in str(error)
-
-
 def test_unknown_return_code_is_a_one_line_error() -> None:
     assert str(nvml_error(4711, "nvmlX", "GPU-a")) == ("nvmlX of GPU-a: unknown NVML return code (NVML error 4711)")
 
@@ -118,16 +109,18 @@ def test_a_field_that_fails_for_once_is_read_again(nvml_world: NvmlWorld, nvml_h
     assert nvml_host.read(nvml_world.gpus[0]).power_w is not None
 
 
-def test_one_lost_gpu_stops_no_other(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
-    nvml_world.control.inject("*", 15, gpu_index=1)
+def test_defective_sensors_leave_all_other_values(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
+    energy = "field_83", "nvmlDeviceGetTotalEnergyConsumption"
+    for name in (*energy, "nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature", "nvmlDeviceGetUtilizationRates"):
+        nvml_world.control.inject(name, 999, gpu_index=0)
+    for name in ("field_186", "nvmlDeviceGetPowerUsage"):
+        nvml_world.control.inject(name, 999, gpu_index=1)
 
-    with pytest.raises(GpuLostError, match="fell off the bus"):
-        nvml_host.read(nvml_world.gpus[1])
-    with pytest.raises(GpuLostError):
-        nvml_host.reset_sm_clock(nvml_world.gpus[1])
-
-    assert nvml_host.read(nvml_world.gpus[0]).power_w is not None
-    assert nvml_host.read(nvml_world.gpus[2]).power_w is not None
+    first, second = (nvml_host.read(gpu) for gpu in nvml_world.gpus[:2])
+    assert {first.total_energy_j, first.temperature_celsius, first.utilization_ratio, second.power_w} == {None}
+    assert nvml_host.read_energy(nvml_world.gpus[0]).total_energy_j is None
+    assert None not in {first.power_w, first.sm_clock_mhz, first.is_clock_limited}
+    assert None not in {second.total_energy_j, second.sm_clock_mhz, second.temperature_celsius}
 
 
 def test_gpu_that_is_lost_from_the_start_hides_no_other(nvml_world: NvmlWorld) -> None:
@@ -143,6 +136,7 @@ def test_gpu_that_is_lost_from_the_start_hides_no_other(nvml_world: NvmlWorld) -
 def test_driver_reload_is_survived_and_the_counter_restarts(nvml_world: NvmlWorld, nvml_host: NvmlHost) -> None:
     gpu = nvml_world.gpus[0]
     edges = EnergyEdges()
+    nvml_world.control.inject("nvmlDeviceGetUtilizationRates", 3, num_calls=1)
     edges.observe(1, nvml_host.read(gpu).total_energy_j)
 
     nvml_world.simulated.reload_driver()
@@ -150,9 +144,25 @@ def test_driver_reload_is_survived_and_the_counter_restarts(nvml_world: NvmlWorl
     after = nvml_host.read(gpu)
     edges.observe(2, after.total_energy_j)
 
+    assert after.utilization_ratio is not None
     assert after.total_energy_j is not None
     assert after.total_energy_j < 1000.0
     assert edges.edge_energy_j is None
+
+
+def test_a_call_with_a_handle_of_before_a_reload_is_made_again(
+    nvml_world: NvmlWorld, nvml_host: NvmlHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = pynvml.nvmlDeviceGetUtilizationRates
+
+    def stale(_: Any) -> None:
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", original)
+        nvml_host.release(nvml_world.gpus[2:])
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", stale)
+
+    assert nvml_host.read(nvml_world.gpus[0]).utilization_ratio is not None
 
 
 def test_mig_and_missing_clocks_make_a_gpu_observe_only_with_the_reason(nvml_world: NvmlWorld) -> None:
@@ -561,8 +571,11 @@ def test_whatever_a_reading_raises_is_a_typed_error_of_its_gpu(
     monkeypatch.setattr(pynvml, function, _failing_for(2, function, error))
     read = nvml_host.read_energy if function == "nvmlDeviceGetTotalEnergyConsumption" else nvml_host.read
 
-    with pytest.raises(DriverError, match=f"{function} of {nvml_world.gpus[2]}: the NVML binding failed"):
-        read(nvml_world.gpus[2])
+    if function == "nvmlDeviceGetClockInfo":
+        with pytest.raises(DriverError, match=f"{function} of {nvml_world.gpus[2]}: the NVML binding failed"):
+            read(nvml_world.gpus[2])
+    else:  # there is another call for the same value
+        assert read(nvml_world.gpus[2]).total_energy_j is not None
 
     assert read(nvml_world.gpus[0]).total_energy_j is not None
 

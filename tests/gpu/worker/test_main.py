@@ -197,6 +197,11 @@ async def test_a_job_only_lowers_the_power_limit_and_returns_to_the_one_before(s
     assert await link.lower_power_limit("L1", gpu, 300.0, OWNER) == 300.0
     assert await link.lower_power_limit("L1", gpu, None, OWNER) == 350.0
     assert await link.lower_power_limit("L1", gpu, 200.0, OWNER) == 200.0
+    site.host.set_power_limit(gpu, 180.0)
+    assert await link.lower_power_limit("L1", gpu, 250.0, OWNER) == 180.0
+    assert await link.lower_power_limit("L1", gpu, None, OWNER) == 180.0
+    site.host.set_power_limit(gpu, 350.0)
+    assert await link.lower_power_limit("L1", gpu, 300.0, OWNER) == 300.0
     with pytest.raises(GpuError, match="does not cover"):
         await link.lower_power_limit("L2", gpu, 200.0, OWNER)
     assert {(o.control, o.result) for o in await link.restore([gpu], "end")} == {
@@ -280,36 +285,18 @@ def test_death_of_a_process_restores_its_gpus_without_a_request_of_the_daemon(si
         process.wait()
 
 
-@pytest.mark.kill
-async def test_restore_command_restores_clocks_after_a_killed_worker(site: Site) -> None:
-    worker = site.start_worker()
-    async with site.linked() as (link, received):
-        await site.lower_all(link)
-        site.kill(worker, link)
-        await until(lambda: bool(received.lost))
-        with pytest.raises(GpuError, match="the GPU worker is gone"):
-            await link.ping()
-    assert site.locks() == [900, 900, 900]
-
-    would = restore(site.folder / "journal.json", is_dry_run=True)
-    assert [o.result for o in would] == [RestoreResult.WOULD_RESTORE] * 3
-    assert site.locks() == [900, 900, 900]
-    outcomes = restore(site.folder / "journal.json")
-
-    assert [o.result for o in outcomes] == [RestoreResult.RESTORED] * 3
-    assert site.locks() == [None, None, None]
-    assert restore(site.folder / "journal.json") == ()
-
-
 @pytest.mark.fault(6)
 @pytest.mark.kill
 async def test_next_worker_restores_what_a_killed_one_left(site: Site) -> None:
     worker = site.start_worker()
-    async with site.linked() as (link, _):
+    async with site.linked() as (link, received):
         await link.lease("L1", site.gpus, OWNER)
         request_clock(link, site.gpus[2], 900)
         await until(lambda: site.locks()[2] == 900)
         site.kill(worker, link)
+        await until(lambda: bool(received.lost))
+        with pytest.raises(GpuError, match="the GPU worker is gone"):
+            await link.ping()
     worker.wait()
 
     site.start_worker()

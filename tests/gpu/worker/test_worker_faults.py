@@ -206,6 +206,8 @@ async def test_failed_restore_is_reported_journalled_and_retried_until_it_succee
         assert outcome.result is RestoreResult.FAILED
         assert site.journalled() == {site.gpus[0]}
         await until(lambda: received.health(site.gpus[0]) is GpuHealth.UNRESTORED)
+        control.inject("nvmlDeviceGetClockInfo", 10, gpu_index=0)
+        await until(lambda: received.health(site.gpus[0]) is GpuHealth.DEGRADED)
         control.clear_faults()
         await until(lambda: received.health(site.gpus[0]) is GpuHealth.OK)
         assert site.locks()[0] is None
@@ -236,7 +238,19 @@ async def test_mig_gpu_is_observe_only_and_leases_give_the_reason(site: Site, co
         assert received.health(site.gpus[0]) is GpuHealth.OBSERVE_ONLY
         with pytest.raises(GpuError, match="MIG is enabled"):
             await link.lease("L1", site.gpus, OWNER)
+        control.inject("nvmlDeviceGetClockInfo", 10, gpu_index=0)
+        await until(lambda: received.health(site.gpus[0]) is not GpuHealth.OBSERVE_ONLY)
+        with pytest.raises(GpuError, match="MIG is enabled"):
+            await link.lease("L1", site.gpus, OWNER)
+        control.clear_faults()
+        await until(lambda: received.health(site.gpus[0]) is GpuHealth.OBSERVE_ONLY)
         await link.lease("L1", site.gpus[1:], OWNER)
+        request_clock(link, site.gpus[1], 900)
+        await until(lambda: site.locks()[1] == 900)
+        control.set_mig(1, is_on=True)
+        await until(lambda: received.health(site.gpus[1]) is GpuHealth.OBSERVE_ONLY and site.locks()[1] is None)
+        control.set_mig(1, is_on=False)
+        await until(lambda: received.health(site.gpus[1]) is GpuHealth.OK)
         await until(lambda: site.gpus[0] in {s.gpu_uuid for s in received.samples})
 
 

@@ -152,10 +152,13 @@ def test_a_gpu_that_others_use_is_only_watched(nvml_world: NvmlWorld, monkeypatc
     monkeypatch.setattr(measurement_report, "Durations", lambda: SHORTEST)
     monkeypatch.setenv("GPUENERGYD_DRIVER", "nvml")
     nvml_world.simulated.attach_process(nvml_world.gpus[0], os.getpid())
+    for name in ("nvmlDeviceGetTotalEnergyConsumption", "field_83"):
+        nvml_world.control.inject(name, 3)
 
     (gpu,), _ = measurement_report.measure_host(None, None)
 
     assert [state.name for state in gpu.states] == ["in use"]
+    assert "energy" not in {call.name for call in gpu.calls}
     assert gpu.not_measured == ("power of an idle GPU and under loads, since 1 process computed on it",)
 
 

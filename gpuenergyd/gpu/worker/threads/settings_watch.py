@@ -11,10 +11,10 @@ from dataclasses import replace
 from gpuenergyd.errors import GpuEnergyError, JournalError
 from gpuenergyd.gpu.device import MeasuresGpus
 from gpuenergyd.gpu.link.messages import GpuSettingsRead
+from gpuenergyd.gpu.restore.executor import is_set_by_other
 from gpuenergyd.gpu.restore.journal import Control, Journal
 
 PERIOD_S = 1.0
-_SAME_LIMIT_W = 1.0
 
 
 class SettingsWatch:
@@ -96,6 +96,4 @@ class SettingsWatch:
             entry = self._journal.entry(gpu_uuid, Control.POWER_LIMIT)
         except JournalError:
             return False
-        if entry is None:
-            return False
-        return entry.intended_value is None or abs(entry.intended_value - power_limit_w) <= _SAME_LIMIT_W
+        return entry is not None and not is_set_by_other(entry, power_limit_w)
