@@ -5,6 +5,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -229,6 +230,20 @@ def test_hooks_of_phases_do_nothing_in_an_iteration_recorded_together(monkeypatc
         hooks.detach()
 
     assert seen == ["marked", "B", "O", "left out", "marked", "B", "O"]
+
+
+@pytest.mark.parametrize("has_own_hook", [False, True])
+def test_torch_warns_of_global_hooks_of_the_program_only(has_own_hook: bool) -> None:  # noqa: FBT001  a parameter
+    model = torch.compile(torch.nn.Linear(4, 1), backend="eager")
+    own = torch.nn.modules.module.register_module_forward_hook(lambda *_: None) if has_own_hook else None
+    hooks = TorchPhases(torch, PhaseMarks())
+    try:
+        with pytest.warns(UserWarning, match="global hooks") if has_own_hook else nullcontext():
+            model(torch.ones(2, 4))
+    finally:
+        hooks.detach()
+        if own is not None:
+            own.remove()
 
 
 def test_a_rank_joins_a_daemon_that_replaces_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
