@@ -219,6 +219,22 @@ def test_phases_of_a_model_that_replaces_the_first_are_marked(gpu: Gpu, daemon: 
     assert (kept is None) is not is_kept
 
 
+def test_a_loop_that_marks_nothing_keeps_its_phases_when_its_model_is_wrapped_anew(
+    gpu: Gpu, daemon: FakeDaemon
+) -> None:
+    inner = gpu.model()
+    wrapped = [torch.nn.Sequential(inner), torch.nn.Sequential(inner)]
+    with joined(daemon, gpu, cycle=StepCycle()) as job:
+        job.join()
+        assert train(job, gpu, daemon, model=wrapped[0], marks_iterations=False) == ALL
+        optimizer = gpu.optimizer(inner)
+        run_iterations(gpu, lambda: plain_step(wrapped[1], optimizer, torch.ones(2, 4)), 8)
+    reports = [daemon.reports.get(timeout=WAIT_LIMIT_S) for _ in range(6)]
+
+    assert [[tuple(row[:3]) for row in report["instructions"]] for report in reports[-2:]] == [ALL, ALL]
+    assert daemon.registrations.empty()
+
+
 def test_a_loop_whose_phases_keep_changing_has_one_instruction(gpu: Gpu, daemon: FakeDaemon) -> None:
     model = gpu.model()
     optimizer, batch = gpu.optimizer(model), torch.ones(2, 4)
