@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd.store import open_history
 from gpuenergyd_sim.driver.world_kinds import WorldKind
+from gpuenergyd_trainers.joining.handle import Handle
 from gpuenergyd_trainers.joining.place_sources import megatron_place
 from gpuenergyd_trainers.megatron import attach
 from gpuenergyd_trainers.megatron_steps import require_step_functions
@@ -152,6 +154,25 @@ def test_tensor_parallel_ranks_register_as_ranks_of_one_stage(tmp_path: Path) ->
     assert len({registration["run_key"] for registration in registrations}) == 1
 
 
+def wait_for_replies(handle: Handle) -> Callable[[], None]:
+    """Return a function that waits before a step until the report before the last one has been answered.
+
+    So no reply is later than a plan allows for, on which a busy host's scheduler would else decide.
+    """
+    assert handle._rank is not None
+    client = handle._rank.client
+    reporter = client._reporter
+    assert reporter is not None
+    report, answered = reporter._report, [-1]
+
+    def report_and_count(iterations: list[Any]) -> None:
+        report(iterations)
+        answered.append(iterations[-1][0].iteration_index)
+
+    reporter._report = report_and_count  # type: ignore[method-assign]  # the test's own
+    return lambda: wait_until(lambda: answered[-1] >= client.iteration_index - 1)
+
+
 def test_tensor_parallel_ranks_follow_one_plan_of_a_real_daemon_with_equal_losses(tmp_path: Path) -> None:
     pytest.importorskip("megatron.core")
     settings = {"policy": "uniform", "max_slowdown_ratio": 0.5, "baseline_iterations": 2}
@@ -159,14 +180,20 @@ def test_tensor_parallel_ranks_follow_one_plan_of_a_real_daemon_with_equal_losse
     daemon = DaemonProcess(tmp_path / "host", 4, settings, kind=WorldKind.KIND).start()
     alone = tmp_path / "alone"
     alone.mkdir()
-    training = MegatronTraining((daemon.world_path,), tp=2, socket_paths=(str(daemon.socket_path),), num_followed=1)
+    training = MegatronTraining(
+        (daemon.world_path,),
+        tp=2,
+        socket_paths=(str(daemon.socket_path),),
+        num_followed=1,
+        begin_steps=wait_for_replies,
+    )
     try:
         joined = run_ranks(training.num_ranks, tmp_path, training.run_rank)
         wait_until(lambda: daemon.is_as_found() and daemon.job() is None)
     finally:
         daemon.stop()
     num_iterations = len(joined[0][0])
-    without = replace(training, socket_paths=(), num_followed=0, iterations=num_iterations)
+    without = replace(training, socket_paths=(), num_followed=0, iterations=num_iterations, begin_steps=None)
     plain = run_ranks(training.num_ranks, alone, without.run_rank)
     with open_history(daemon.database_path) as history:
         (summary,) = history.job_summaries()
