@@ -75,6 +75,32 @@ def test_a_process_of_the_program_or_its_child_joins_with_one_line(command: list
     assert list(marks.iterdir()) == []
 
 
+STARTS_RANKS = f"""
+import os, subprocess, sys
+for rank, program in enumerate([{JOINS!r}, "import torch", "import torch"]):
+    subprocess.run([sys.executable, "-c", program], env=os.environ | dict(RANK=str(rank), WORLD_SIZE="3"), check=True)
+"""
+
+
+def test_ranks_without_a_step_beside_one_that_joins_are_named_once(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    with FakeDaemon(tmp_path) as daemon:
+        done = gpuenergyd_run(
+            *("--job", "gpt", "--socket", daemon.socket_path, "--", sys.executable, "-c", STARTS_RANKS),
+            GPUENERGYD_GPU_UUID="GPU-1",
+            TMPDIR=str(marks),
+        )
+
+    assert done.stderr.splitlines() == [
+        f"gpuenergyd: job gpt (job-1) joined the daemon at {daemon.socket_path}",
+        "gpuenergyd: rank 1 took no step of an optimizer, so it did not join, and its GPU ran at full speed; this is"
+        " said once for all such ranks",
+    ]
+    assert list(marks.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["nobody.sock", 99 * "long"])
 def test_without_a_daemon_the_program_runs_and_one_warning_is_printed(name: str, tmp_path: Path) -> None:
     there = tmp_path / name
