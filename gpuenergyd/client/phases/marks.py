@@ -13,8 +13,8 @@ forward and backward passes, since these do not form one chain of phases.
 
 Phases are registered again when others have run for a while, for instance since more microbatches are accumulated, or
 since the first steps were skipped because their gradients overflowed. When iterations have none, because the program
-trains another model or has wrapped it anew, that model is searched for. If most iterations run others, but not always the same, the loop has
-one instruction per iteration.
+trains another model or has wrapped it anew, that model is searched for. If most iterations run others, but not always
+the same, the loop has one instruction per iteration.
 """
 
 from collections import Counter, deque
