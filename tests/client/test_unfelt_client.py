@@ -232,18 +232,15 @@ def test_hooks_of_phases_do_nothing_in_an_iteration_recorded_together(monkeypatc
     assert seen == ["marked", "B", "O", "left out", "marked", "B", "O"]
 
 
-@pytest.mark.parametrize("has_own_hook", [False, True])
-def test_torch_warns_of_global_hooks_of_the_program_only(has_own_hook: bool) -> None:  # noqa: FBT001  a parameter
+def test_torch_warns_of_global_hooks_of_the_program_only() -> None:
     model = torch.compile(torch.nn.Linear(4, 1), backend="eager")
-    own = torch.nn.modules.module.register_module_forward_hook(lambda *_: None) if has_own_hook else None
-    hooks = TorchPhases(torch, PhaseMarks())
-    try:
-        with pytest.warns(UserWarning, match="global hooks") if has_own_hook else nullcontext():
+    own = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    for has_own_hook in (True, False):
+        hooks = TorchPhases(torch, PhaseMarks())
+        with pytest.raises(UserWarning, match="global hooks") if has_own_hook else nullcontext():
             model(torch.ones(2, 4))
-    finally:
         hooks.detach()
-        if own is not None:
-            own.remove()
+        own.remove()
 
 
 def test_a_rank_joins_a_daemon_that_replaces_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
