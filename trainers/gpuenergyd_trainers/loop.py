@@ -134,7 +134,7 @@ class UnmarkedLoop:
         self._job: LoopJob | None = None
         optimizers.register_optimizer_step_pre_hook(self._before_step)
         optimizers.register_optimizer_step_post_hook(self._after_step)
-        atexit.register(lambda: self._num_steps or report_without_steps())
+        atexit.register(lambda: report_without_steps(self._num_steps))
 
     def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         phases = self._job.phases if self._job is not None else None
