@@ -22,14 +22,14 @@ _NO_TRAINING = (
     " join with gpuenergyd.job"
 )
 
-_is_told = False
+_is_reported = False
 """Whether this process has joined, or has logged why it does not."""
 
 
 def delete_mark() -> None:
     """Delete the mark, because a rank has joined or has logged why it does not."""
-    global _is_told  # noqa: PLW0603  once per process, like the mark
-    _is_told = True
+    global _is_reported  # noqa: PLW0603  once per process, like the mark
+    _is_reported = True
     mark = _mark()
     if mark is not None:
         with contextlib.suppress(OSError):
@@ -42,7 +42,7 @@ def delete_mark() -> None:
 def report_without_steps(num_steps: int) -> None:
     """Say, once per program, that others have joined but not this rank, which the program's first process started."""
     mark = _mark()
-    if num_steps or _is_told or mark is None or mark[0] != os.getppid():
+    if num_steps or _is_reported or mark is None or mark[0] != os.getppid():
         return
     with contextlib.suppress(OSError, ValueError, AttributeError):
         _others(mark[1]).unlink()
