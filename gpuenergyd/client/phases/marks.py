@@ -15,6 +15,8 @@ Phases are registered again when others have run for a while, for instance since
 since the first steps were skipped because their gradients overflowed. When iterations have none, because the program
 trains another model or has wrapped it anew, that model is searched for. If most iterations run others, but not always
 the same, the loop has one instruction per iteration.
+
+Longer than 400 lines, since all hooks of a step change one state, which several objects would have to share.
 """
 
 from collections import Counter, deque
