@@ -2,7 +2,8 @@
 
 The program's first process, if it is a Python process, creates the file, and reports at its end that nothing has joined
 if the file still exists. The ranks' processes are its descendants and inherit the variable; they write into the file
-why they have not joined.
+why they have not joined. If the program has several ranks, the first one that joins renames the file. A rank that ends
+without a step of an optimizer, such as a worker of a parameter server, then deletes it, and says so for all of these.
 """
 
 import atexit
@@ -21,13 +22,34 @@ _NO_TRAINING = (
     " join with gpuenergyd.job"
 )
 
+_is_reported = False
+"""Whether this process has joined, or has logged why it does not."""
+
 
 def delete_mark() -> None:
     """Delete the mark, because a rank has joined or has logged why it does not."""
+    global _is_reported  # noqa: PLW0603  once per process, like the mark
+    _is_reported = True
     mark = _mark()
     if mark is not None:
         with contextlib.suppress(OSError):
-            mark[1].unlink()
+            if mark[0] == os.getpid() or os.environ.get("WORLD_SIZE", "1") == "1":
+                mark[1].unlink()
+            else:
+                mark[1].rename(_others(mark[1]))
+
+
+def report_without_steps(num_steps: int) -> None:
+    """Say, once per program, that others have joined but not this rank, which the program's first process started."""
+    mark = _mark()
+    if num_steps or _is_reported or mark is None or mark[0] != os.getppid():
+        return
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        _others(mark[1]).unlink()
+        sys.stderr.write(
+            f"gpuenergyd: rank {os.environ.get('RANK', '?')} took no step of an optimizer, so it did not join, and its"
+            " GPU ran at full speed; this is said once for all such ranks\n"
+        )
 
 
 def record_obstacle(reason: str) -> None:
@@ -52,12 +74,19 @@ def watch_for_ranks() -> None:
 def _report_if_marked(pid: int, path: Path) -> None:
     if os.getpid() != pid:  # a fork of the program's first process
         return
+    with contextlib.suppress(OSError):
+        _others(path).unlink()
     with contextlib.suppress(OSError, ValueError, AttributeError):
         reason = path.read_text(encoding="utf-8") or _NO_TRAINING
         path.unlink()
         sys.stderr.write(
             f"gpuenergyd: nothing joined the daemon at {find_socket_path()}, so clocks stayed as they were: {reason}\n"
         )
+
+
+def _others(path: Path) -> Path:
+    """Return the name of the file once a rank of several has joined."""
+    return path.with_name(f"{path.name}-joined")
 
 
 def _mark() -> tuple[int, Path] | None:

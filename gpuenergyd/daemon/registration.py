@@ -225,6 +225,7 @@ def checked_iteration(report: IterationReport, pp_rank: int, stage_rank: int = 0
         client_cost_s=cost_s,
         is_in_order=report.is_in_order,
         num_tokens=report.num_tokens,
+        arrived_ns=now_ns,
     )
 
 

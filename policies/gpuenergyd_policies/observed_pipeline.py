@@ -56,12 +56,18 @@ def observed_pipeline(view: JobView, profile: PipelineProfile) -> ObservedPipeli
 
 
 def contradiction(view: JobView, graph: DependencyGraph, profile: PipelineProfile) -> str | None:
-    """Return in words that a rank's instructions need longer than whole iterations at full speed; None if none does."""
+    """Return in words that a rank's instructions need longer than whole iterations at full speed; None if none does.
+
+    A loop with phases has its waits for other replicas as instructions, and the baseline has none of these waits.
+    """
     baseline, full_speed = view.baseline, _at_full_speed(graph, profile)
-    noise_ratio = baseline.iteration_sigma_s / baseline.iteration_time_s / sqrt(max(1, baseline.num_iterations))
+    waits = [profile[i.instruction_class] for i in graph.instructions if i.kind.waits_for_ranks]
+    waited_s = median([o.waited_s for o in view.observations if o.is_regular] or [0.0])
+    iteration_s = baseline.iteration_time_s + min(sum(wait.at_max_clock.time_s for wait in waits), waited_s)
+    noise_ratio = baseline.iteration_sigma_s / iteration_s / sqrt(max(1, baseline.num_iterations))
     spans_s = {r: spans[-1].end_s - spans[0].start_s for r, spans in enumerate(full_speed.spans_of_ranks()) if spans}
     slowest = max(spans_s, key=spans_s.__getitem__)
-    excess_ratio = spans_s[slowest] / baseline.iteration_time_s - 1
+    excess_ratio = spans_s[slowest] / iteration_s - 1
     if excess_ratio <= MAX_EXCESS_RATIO + CLEAR_SIGMAS * noise_ratio:
         return None
     return (

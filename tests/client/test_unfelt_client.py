@@ -5,6 +5,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -229,6 +230,17 @@ def test_hooks_of_phases_do_nothing_in_an_iteration_recorded_together(monkeypatc
         hooks.detach()
 
     assert seen == ["marked", "B", "O", "left out", "marked", "B", "O"]
+
+
+def test_torch_warns_of_global_hooks_of_the_program_only() -> None:
+    model = torch.compile(torch.nn.Linear(4, 1), backend="eager")
+    own = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    for has_own_hook in (True, False):
+        hooks = TorchPhases(torch, PhaseMarks())
+        with pytest.raises(UserWarning, match="global hooks") if has_own_hook else nullcontext():
+            model(torch.ones(2, 4))
+        hooks.detach()
+        own.remove()
 
 
 def test_a_rank_joins_a_daemon_that_replaces_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,21 +202,26 @@ def test_a_rank_that_waits_for_others_in_some_iterations_keeps_the_phase_of_that
         assert train(job, gpu, daemon, step=step) == [row for row in ALL if num_ranks > 1 or row[0] != "C"]
 
 
-@pytest.mark.parametrize("is_kept", [False, True])
-def test_phases_of_a_model_that_replaces_the_first_are_marked(gpu: Gpu, daemon: FakeDaemon, is_kept: bool) -> None:  # noqa: FBT001  a parameter
-    with joined(daemon, gpu) as job:
-        model = gpu.model()
-        assert train(job, gpu, daemon, model=model) == ALL
-        kept, model = model if is_kept else None, gpu.model()
+@pytest.mark.parametrize("is_wrapped", [False, True])
+@pytest.mark.parametrize("marks_iterations", [False, True])
+def test_phases_of_a_model_that_replaces_or_wraps_the_first_are_marked(
+    gpu: Gpu, daemon: FakeDaemon, *, is_wrapped: bool, marks_iterations: bool
+) -> None:
+    with joined(daemon, gpu, cycle=None if marks_iterations else StepCycle()) as job:
+        job.join()
+        inner = gpu.model()
+        model = torch.nn.Sequential(inner)
+        assert train(job, gpu, daemon, model=model, marks_iterations=marks_iterations) == ALL
+        kept, model = model if is_wrapped else None, torch.nn.Sequential(inner if is_wrapped else gpu.model())
         optimizer = gpu.optimizer(model)
         for batch in islice(batches(), 6):
-            with job.iteration():
+            with job.iteration() if marks_iterations else nullcontext():
                 plain_step(model, optimizer, batch)
             gpu.device.sleep(1.0)
     reports = [daemon.reports.get(timeout=WAIT_LIMIT_S) for _ in range(6)]
 
     assert [[tuple(row[:3]) for row in report["instructions"]] for report in reports[-2:]] == [ALL, ALL]
-    assert (kept is None) is not is_kept
+    assert (kept is None) is not is_wrapped
 
 
 def test_a_loop_whose_phases_keep_changing_has_one_instruction(gpu: Gpu, daemon: FakeDaemon) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from gpuenergyd.core.pipeline.schedules import make_schedule
 from gpuenergyd.store import open_history
 from gpuenergyd_sim.driver.world_kinds import WorldKind
+from gpuenergyd_trainers.joining.handle import Handle
 from gpuenergyd_trainers.joining.place_sources import megatron_place
 from gpuenergyd_trainers.megatron import attach
 from gpuenergyd_trainers.megatron_steps import require_step_functions
@@ -32,7 +34,7 @@ from tests.support.megatron_stages import (
     replace_cuda_calls,
 )
 from tests.support.megatron_training import MegatronTraining
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 from tests.trainers.pipeline_processes import Pace, run_ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
@@ -152,21 +154,43 @@ def test_tensor_parallel_ranks_register_as_ranks_of_one_stage(tmp_path: Path) ->
     assert len({registration["run_key"] for registration in registrations}) == 1
 
 
-def test_tensor_parallel_ranks_follow_one_plan_of_a_real_daemon_with_equal_losses(tmp_path: Path) -> None:
+def wait_for_replies(handle: Handle) -> Callable[[], None]:
+    """Return a function that waits before a step for the reply to the report before the last, as plans allow for."""
+    client: Any = handle._rank and handle._rank.client
+    report, answered = client._reporter._report, [-1]
+
+    def report_and_count(iterations: list[Any]) -> None:
+        report(iterations)
+        answered.append(iterations[-1][0].iteration_index)
+
+    client._reporter._report = report_and_count
+    return lambda: wait_until(lambda: answered[-1] >= client.iteration_index - 1)
+
+
+def test_tensor_parallel_ranks_follow_one_plan_of_a_real_daemon_with_equal_losses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("megatron.core")
+    monkeypatch.setattr("gpuenergyd.client.reporter.REPORT_LIMIT_S", LIMIT_S)  # a reply that is given up is late
     settings = {"policy": "uniform", "max_slowdown_ratio": 0.5, "baseline_iterations": 2}
     # Exact counters: slow ones would need a longer training until an iteration has an energy.
     daemon = DaemonProcess(tmp_path / "host", 4, settings, kind=WorldKind.KIND).start()
     alone = tmp_path / "alone"
     alone.mkdir()
-    training = MegatronTraining((daemon.world_path,), tp=2, socket_paths=(str(daemon.socket_path),), num_followed=1)
+    training = MegatronTraining(
+        (daemon.world_path,),
+        tp=2,
+        socket_paths=(str(daemon.socket_path),),
+        num_followed=1,
+        begin_steps=wait_for_replies,
+    )
     try:
         joined = run_ranks(training.num_ranks, tmp_path, training.run_rank)
         wait_until(lambda: daemon.is_as_found() and daemon.job() is None)
     finally:
         daemon.stop()
     num_iterations = len(joined[0][0])
-    without = replace(training, socket_paths=(), num_followed=0, iterations=num_iterations)
+    without = replace(training, socket_paths=(), num_followed=0, iterations=num_iterations, begin_steps=None)
     plain = run_ranks(training.num_ranks, alone, without.run_rank)
     with open_history(daemon.database_path) as history:
         (summary,) = history.job_summaries()

@@ -3,6 +3,7 @@
 Loops that mark no iterations are joined by `gpuenergyd run`, which finds the iterations from optimizer steps.
 """
 
+import atexit
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from gpuenergyd.client.figures import numbers_of
 from gpuenergyd.client.loop import LoopJob, unmarked_job
 from gpuenergyd.client.phases.step_cycle import STEPS_WITHOUT_CYCLE, StepCycle, StepTurn
 from gpuenergyd.client.rank import has_clients
-from gpuenergyd.client.run_mark import delete_mark, record_obstacle
+from gpuenergyd.client.run_mark import delete_mark, record_obstacle, report_without_steps
 from gpuenergyd.count_text import count_text
 from gpuenergyd.log_lines import safe_logger
 from gpuenergyd.wire.messages import JobFigures
@@ -133,6 +134,7 @@ class UnmarkedLoop:
         self._job: LoopJob | None = None
         optimizers.register_optimizer_step_pre_hook(self._before_step)
         optimizers.register_optimizer_step_post_hook(self._after_step)
+        atexit.register(lambda: report_without_steps(self._num_steps))
 
     def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         phases = self._job.phases if self._job is not None else None

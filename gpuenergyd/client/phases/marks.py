@@ -13,8 +13,10 @@ forward and backward passes, since these do not form one chain of phases.
 
 Phases are registered again when others have run for a while, for instance since more microbatches are accumulated, or
 since the first steps were skipped because their gradients overflowed. When iterations have none, because the program
-trains another model, that model is searched for. If most iterations run others, but not always the same, the loop has
-one instruction per iteration.
+trains another model or has wrapped it anew, that model is searched for. If most iterations run others, but not always
+the same, the loop has one instruction per iteration.
+
+Longer than 400 lines, since all hooks of a step change one state, which several objects would have to share.
 """
 
 from collections import Counter, deque
@@ -87,7 +89,7 @@ class PhaseMarks:
         """Whether the present iteration is recorded together with others, so that nothing of it is marked."""
         self._kind = ""
         self._slot = NOT_RECORDED
-        self._microbatch = self._num_steps = self._num_unseen = 0
+        self._microbatch = self._num_steps = self._num_unseen = self._num_lost = 0
         self._num_phases = self._num_usual = 0
         """Phases of the present iteration so far, marked or not, and of an iteration when they were registered."""
         self._recent: deque[int] = deque(maxlen=_MAX_LEARNED)
@@ -285,7 +287,13 @@ class PhaseMarks:
     def _handle_turn(self, turn: StepTurn) -> None:
         is_known = turn in {StepTurn.WITHIN, StepTurn.LAST}
         if is_known and self._may_begin and not self.is_in_iteration:  # no forward was seen since the last step
-            self._begins_at_end = self._shall_be_whole = True
+            if self._has_seen_model and self._num_lost < _NUM_ALIKE:
+                self._num_lost += 1
+                self._recent.clear()
+                self.when_unseen()
+                self.pause()
+            else:
+                self._begins_at_end = self._shall_be_whole = True
         self._may_begin, self._has_stepped = False, True
         if turn is StepTurn.LAST:
             self.end_iteration()
@@ -344,6 +352,8 @@ class PhaseMarks:
             return
         recent, num_phases = self._recent, self._num_phases
         recent.append(num_phases)
+        if len(recent) == _MAX_LEARNED:
+            self._num_lost = 0
         if recent.count(self._num_usual) == len(recent):
             return
         are_alike = list(recent)[-_NUM_ALIKE:] == [num_phases] * _NUM_ALIKE

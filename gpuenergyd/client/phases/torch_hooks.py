@@ -23,6 +23,7 @@ Modules compiled in place (`module.compile()`) get no hooks, because torch would
 """
 
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -35,6 +36,8 @@ _MAX_OUTPUTS = 16
 _MAX_SEARCHES = 4
 _MAX_SEARCHED_CALLS = 20_000
 """Module calls after which the search ends in a program without a trained module."""
+_WARNING_OF_GLOBAL_HOOKS = r"Using `torch\.compile\(module\)` when there are global hooks"
+"""Torch says so when a compiled module is called."""
 
 
 class TorchPhases:
@@ -94,6 +97,9 @@ class TorchPhases:
         self._num_searches += 1
         if self._num_searches <= _MAX_SEARCHES:
             modules = self._torch.nn.modules.module
+            if not getattr(modules, "_has_any_global_hook", bool)():  # of the program
+                # The warning would be of this hook alone, and an exception in a program that makes warnings errors.
+                warnings.filterwarnings("ignore", _WARNING_OF_GLOBAL_HOOKS)
             self._search_handle = modules.register_module_forward_pre_hook(self._on_any_forward)
 
     def _stop_searching(self) -> None:

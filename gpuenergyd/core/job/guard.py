@@ -20,6 +20,8 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 _CHANGED_AT_SIGMA = 2.5
 _LEAST_BEFORE = 2
 """Minimum iterations under earlier plans with which an instruction at the same clock is compared."""
+_OF_THE_ONLY_RANK = " of rank 0"
+"""Left out where there is one rank per job: a replica's place in its pipeline is not its rank in the training."""
 
 
 class Finding(StrEnum):
@@ -140,7 +142,9 @@ def evaluate(
     if faster is None:
         return None
     num_ranks = len({sample.pp_rank for sample in newest[-1].instruction_samples})
-    return Finding.STAGE_IS_FASTER if num_ranks > 1 else Finding.JOB_IS_FASTER, faster
+    if num_ranks > 1:
+        return Finding.STAGE_IS_FASTER, faster
+    return Finding.JOB_IS_FASTER, faster.replace(_OF_THE_ONLY_RANK, "")
 
 
 def passed_ratios(
@@ -279,7 +283,9 @@ def what_changed(
     if not changed:
         return None
     largest = max(changed, key=lambda what: abs(changed[what] - 1))
-    return f"{largest} takes {changed[largest]:.3f} times as long as before"
+    is_one_rank = len({sample.pp_rank for o in now for sample in o.instruction_samples}) == 1
+    named = largest.replace(_OF_THE_ONLY_RANK, "") if is_one_rank else largest
+    return f"{named} takes {changed[largest]:.3f} times as long as before"
 
 
 def _times_s(

@@ -6,7 +6,13 @@ from enum import StrEnum
 from gpuenergyd.core.job.job import Job
 from gpuenergyd.core.job.measurements.savings import MeasuredSaving
 from gpuenergyd.core.job.messages import JobPhase
-from gpuenergyd.core.job.result_text import advice_text, cost_text, saving_with_interval, slowdown_text
+from gpuenergyd.core.job.result_text import (
+    advice_text,
+    cost_text,
+    saving_with_interval,
+    slowdown_span_text,
+    slowdown_text,
+)
 from gpuenergyd.core.job.time_account import TimeAccount
 from gpuenergyd.core.measurement.sustained_clock import sustained_clocks, sustained_text
 from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
@@ -175,8 +181,11 @@ def _saving(job: Job) -> MeasuredSaving | None:
 
 
 def _result_text(saving: MeasuredSaving) -> str:
-    ratio, speed = saving.saving_ratio, slowdown_text(saving.slowdown_ratio.estimate)
+    ratio, slowdown = saving.saving_ratio, saving.slowdown_ratio
+    speed = slowdown_text(slowdown.estimate)
     if ratio is None:
         return speed
+    if not ratio.is_significant and slowdown.low <= 0.0 < slowdown.estimate:
+        speed = slowdown_span_text((slowdown.low, slowdown.high))
     energy = saving_with_interval(ratio.estimate, (ratio.low, ratio.high), is_significant=ratio.is_significant)
     return f"{energy}, {speed}"

@@ -324,6 +324,8 @@ class RankIteration:
     """For instructions that were not timed: whether the rank ran the expected ones in order; None if timed."""
     num_tokens: int | None = None
     """Tokens that the job processed; None if the program does not say."""
+    arrived_ns: int = 0
+    """When the daemon received this report; 0 if unknown."""
 
     @property
     def is_timed(self) -> bool:

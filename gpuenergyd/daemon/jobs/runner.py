@@ -279,7 +279,7 @@ class JobRunner:
         self.delivery.end()
         self.recorder.record_estimate()
         outcome = self.outcome()
-        log.info("job %s ended: %s", self.job_id, self.outcome_line())
+        log.info("job %s ended: %s", self.job_id, self.outcome_line().removeprefix("ended "))
         if outcome.advice:
             self.audit.record(SLOWDOWN_ADVICE, DAEMON, outcome.advice)
         ended_at = utc_at(time.monotonic_ns())

@@ -52,14 +52,24 @@ with gpuenergyd.job() as job:
 """
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["-c", JOINS],
-        ["-c", "import subprocess, sys; " + f"subprocess.run([sys.executable, '-c', {JOINS!r}], check=True)"],
-    ],
+STARTS_RANKS = f"""
+import os, subprocess, sys
+for rank, program in enumerate([{JOINS!r}, *["import torch"] * int(sys.argv[1])]):
+    subprocess.run([sys.executable, "-c", program], env=os.environ | dict(RANK=str(rank), WORLD_SIZE="3"), check=True)
+"""
+WITHOUT_STEPS = (
+    "gpuenergyd: rank 1 took no step of an optimizer, so it did not join, and its GPU ran at full speed; this is said"
+    " once for all such ranks"
 )
-def test_a_process_of_the_program_or_its_child_joins_with_one_line(command: list[str], tmp_path: Path) -> None:
+
+
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [(["-c", JOINS], []), (["-c", STARTS_RANKS, "0"], []), (["-c", STARTS_RANKS, "2"], [WITHOUT_STEPS])],
+)
+def test_a_process_of_the_program_or_its_child_joins_with_one_line(
+    command: list[str], more: list[str], tmp_path: Path
+) -> None:
     marks = tmp_path / "marks"
     marks.mkdir()
     with FakeDaemon(tmp_path) as daemon:
@@ -71,7 +81,7 @@ def test_a_process_of_the_program_or_its_child_joins_with_one_line(command: list
         registration = daemon.registrations.get(timeout=WAIT_LIMIT_S)
 
     assert registration["job_name"] == "gpt"
-    assert done.stderr.splitlines() == [f"gpuenergyd: job gpt (job-1) joined the daemon at {daemon.socket_path}"]
+    assert done.stderr.splitlines() == [f"gpuenergyd: job gpt (job-1) joined the daemon at {daemon.socket_path}", *more]
     assert list(marks.iterdir()) == []
 
 

@@ -123,7 +123,7 @@ def test_a_job_whose_instruction_became_faster_has_changed(
 
     found = found_in(recent)
 
-    line = "F of rank 0 takes 0.970 times as long as when the plan began"
+    line = "F takes 0.970 times as long as when the plan began"
     assert found == ((Finding.JOB_IS_FASTER, line) if is_faster else None)
 
 
@@ -148,7 +148,7 @@ def test_the_end_of_a_plan_is_compared_with_its_begin_only() -> None:
     recent = iterations([1.0], sample(0.1)) + [iteration(k, 1.0, sample(0.1)) for k in range(1, 9)]
     recent += [iteration(k, 1.0, sample(0.05)) for k in range(9, 30)]
 
-    assert found_in(recent) == (Finding.JOB_IS_FASTER, "F of rank 0 takes 0.500 times as long as when the plan began")
+    assert found_in(recent) == (Finding.JOB_IS_FASTER, "F takes 0.500 times as long as when the plan began")
 
 
 def at_two_clocks(index: int, num_fast: int, fast_s: float = 0.1) -> IterationObservation:
@@ -162,7 +162,7 @@ def test_the_mean_of_an_instruction_is_weighted_by_its_count() -> None:
     slow = [at_two_clocks(k, 1) for k in range(6)]
     fast = [at_two_clocks(9 + k, 3, 0.09) for k in range(4)]
 
-    line = "F of rank 0 takes 0.671 times as long as when the plan began"
+    line = "F takes 0.671 times as long as when the plan began"
     assert found_in(slow + fast) == (Finding.JOB_IS_FASTER, line)
     assert found_in(fast + slow) is None
 
@@ -197,7 +197,7 @@ def test_the_largest_change_between_two_full_speed_runs_is_named() -> None:
 
     combined = [iterations([1.0] * 3, sample(s, InstructionKind.FB, chunk=combined_chunk_index(1, 0))) for s in (1, 2)]
     assert named == "B of rank 1 chunk 2 takes 0.930 times as long as before"
-    assert what_changed(*combined, at_least_ratio=0.03) == "FB of rank 0 chunk 1+0 takes 2.000 times as long as before"
+    assert what_changed(*combined, at_least_ratio=0.03) == "FB chunk 1+0 takes 2.000 times as long as before"
     assert what_changed(before, now, at_least_ratio=0.08) is None
     assert what_changed(iterations([1.0]), iterations([1.05]), at_least_ratio=0.03) == (
         "an iteration takes 1.050 times as long as before"

@@ -3,6 +3,7 @@
 import pytest
 
 from gpuenergyd.core.job.job import Job
+from gpuenergyd.core.job.measurements.savings import Interval, MeasuredSaving
 from gpuenergyd.core.job.messages import (
     AskPolicy,
     ControlLost,
@@ -12,7 +13,7 @@ from gpuenergyd.core.job.messages import (
     RankReleased,
     RecordIteration,
 )
-from gpuenergyd.core.job.outcome import OutcomeKind, expectation, find_outcome, outcome_line
+from gpuenergyd.core.job.outcome import OutcomeKind, _result_text, expectation, find_outcome, outcome_line
 from gpuenergyd.core.job.rules import JobRules
 from gpuenergyd.core.job.story import MAX_STORY_LINES, Notices
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionKind
@@ -138,6 +139,8 @@ def test_the_line_for_the_user_makes_no_claim_that_may_be_chance() -> None:
 
     assert line.startswith("no significant saving (95 %: ")
     assert "; 24 iterations under a plan: no significant saving; cost so far: 0.0 s" in line
+    by_chance = MeasuredSaving(Interval(0.01, -0.05, 0.07), Interval(0.035, -0.01, 0.084), 15, 24)
+    assert _result_text(by_chance).endswith("5.0 % more to 7.0 % less energy), at most 8.4 % slower")
 
 
 def test_savings_before_a_fall_back_count_and_its_reason_is_added() -> None:

@@ -9,7 +9,7 @@ from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_sim.virtual_training.work import CLOCKS_MHZ, Work
 from tests.support.thorough import thorough
-from tests.support.virtual_loop import B, D, DataParallelLoops, F, VirtualLoop, Wait, loop_schedule
+from tests.support.virtual_loop import B, D, DataParallelLoops, F, VirtualLoop, Wait, loop_schedule, phase_work
 
 BEGIN, END = 130, 160
 """Iterations in which one rank is slower."""
@@ -130,6 +130,17 @@ def test_a_slower_rank_is_followed_within_eight_iterations_and_left_within_six()
     assert sorted(slowest_s[END + 6 : END + 30])[-2] < 1.02 * usual_s
     assert max(slowest_s[END + 6 : END + 30]) < 1.03 * usual_s
     assert median(slowest_s[-15:]) < 1.004 * usual_s, "the recovered rank is planned for its new times"
+
+
+def test_a_rank_that_waits_for_a_slower_one_from_the_start_is_planned_for() -> None:
+    slow = VirtualLoop(work={**phase_work(), (0, D): Wait(0.070)}, noise_ratio=0.003, seed=1, num_dp_ranks=2)
+    fast = VirtualLoop(noise_ratio=0.003, seed=2, num_dp_ranks=2)
+    DataParallelLoops((slow, fast)).run(60)
+
+    saving_ratio, slowdown_ratio = figures(fast)
+    assert fast.job.phase is JobPhase.TUNED
+    assert saving_ratio > 0.06
+    assert slowdown_ratio < 0.01
 
 
 @pytest.mark.thorough

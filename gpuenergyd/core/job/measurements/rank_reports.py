@@ -112,7 +112,7 @@ class RankReports:
 
     @property
     def run_ahead(self) -> int:
-        """Maximum number of recent iterations launched beyond the one beginning on the GPU.
+        """Maximum number of recent iterations launched beyond the one beginning on the GPU, until a reply arrives.
 
         Across hosts it includes the iterations that the ranks need to agree on a plan.
         """
@@ -121,6 +121,18 @@ class RankReports:
     def record_run_ahead(self, num_iterations: int) -> None:
         """Record how many iterations later than usual a plan took effect."""
         self._run_ahead.append(min(max(0, num_iterations), _MAX_RUN_AHEAD))
+
+    def _launched_before_reply(self, report: RankIteration, *, num_ranks: int) -> int:
+        """Return how many iterations a program launches beyond the one that begins, until it has the reply.
+
+        On a busy host a reply takes about as long as its report. Of reports that waited in the rank's queue, only the
+        newest shows that time.
+        """
+        launched = max(0, report.launched_iteration_index - report.iteration_index - 1)
+        is_newest = launched <= min(self._run_ahead, default=0)
+        if num_ranks == 1 or not is_newest or not (report.arrived_ns and report.next_begin_ns > report.begin_ns):
+            return launched
+        return launched + 2 * (report.arrived_ns - report.next_begin_ns) // (report.next_begin_ns - report.begin_ns)
 
     def assemble(
         self,
@@ -166,7 +178,7 @@ class RankReports:
         self.last_index = max(self.last_index, index)
         reports = self._unfinished.setdefault(index, {})
         reports[report.pp_rank * self.num_stage_ranks + report.stage_rank] = report
-        self.record_run_ahead(report.launched_iteration_index - index - 1)
+        self.record_run_ahead(self._launched_before_reply(report, num_ranks=len(orders) * self.num_stage_ranks))
         for stale in [i for i in self._unfinished if i < index - _UNFINISHED_KEPT]:
             del self._unfinished[stale]
         if len(reports) < len(orders) * self.num_stage_ranks:

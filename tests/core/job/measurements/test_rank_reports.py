@@ -211,6 +211,14 @@ def test_the_run_ahead_is_the_most_that_any_program_has_launched_of_late() -> No
     assert reports.run_ahead == 0
 
 
+def test_replies_as_slow_as_the_newest_reports_count_as_run_ahead() -> None:
+    for launched, taken_ms, run_ahead in ((0, 40, 0), (0, 80, 1), (0, 120, 2), (3, 350, 3)):  # the last had to queue
+        reports, slow = warm(), report(0, 4)
+        arrived_ns = slow.next_begin_ns + taken_ms * MS
+        whole(reports, replace(slow, launched_iteration_index=5 + launched, arrived_ns=arrived_ns))
+        assert reports.run_ahead == run_ahead
+
+
 def test_gaps_that_scatter_as_on_a_busy_host_are_no_pauses_but_long_ones_are() -> None:
     reports, draw = RankReports(JobRules()), random.Random(1)
     pauses = [both(reports, index, gap_ns=int(MS * draw.uniform(5, 25))).pause_s for index in range(80)]
