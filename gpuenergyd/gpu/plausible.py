@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
+from gpuenergyd.core.host.energy_scope import EnergyScope
 from gpuenergyd.gpu.device import GpuDetails, GpuIdentity, GpuReading
 
 _MOST_OF_ANY_GPU_W = 5_000.0
-"""Above what any GPU may draw; bounds those whose maximal power limit is unknown or cannot be right."""
+"""Above what any GPU or module may draw; bounds modules, and GPUs with an unknown or impossible maximal power limit."""
 _MOST_TO_DEFAULT = 2.0
 POWER_MARGIN = 1.5
 _CLOCK_MARGIN = 1.5
@@ -29,8 +30,10 @@ _Record = TypeVar("_Record", GpuIdentity, GpuDetails)
 
 
 def max_power_w(identity: GpuIdentity) -> float:
-    """Return the most that a GPU may draw on average: its maximal power limit."""
+    """Return the most that a GPU may draw on average: its maximal power limit, which does not bound its module."""
     limit_w, default_w = identity.max_power_limit_w, identity.default_power_limit_w
+    if identity.energy_scope is EnergyScope.MODULE:
+        return _MOST_OF_ANY_GPU_W
     if limit_w is not None and 0 < limit_w <= _MOST_OF_ANY_GPU_W:
         return limit_w
     if default_w is not None and 0 < default_w <= _MOST_OF_ANY_GPU_W:

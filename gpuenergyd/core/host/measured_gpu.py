@@ -11,6 +11,8 @@ _ALIKE_RATIO = 1.3
 _CAPPED_RATIO = 0.1
 
 IDLE, IN_USE, WAITING, LOADED = "idle", "in use", "waiting", "loaded"
+ENERGY = "energy"
+"""Name of the calls that read the energy counter; a GPU without one has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def _meanings_of_readings(gpu: MeasuredGpu) -> Iterator[str]:
         )
     else:
         yield "clocks hardly changed: how late they are read did not show"
-    energy = next((call for call in gpu.calls if call.name == "energy"), None)
+    energy = next((call for call in gpu.calls if call.name == ENERGY), None)
     if gpu.is_counter_read_apart and energy is not None:
         yield (
             f"an energy reading uses {1e3 * energy.cpu_s:.1f} ms of CPU time: the counter is read about once a second,"
@@ -103,6 +105,8 @@ def _meanings_of_readings(gpu: MeasuredGpu) -> Iterator[str]:
         )
     if gpu.counter_period_s is not None:
         yield f"the energy counter moves every {1e3 * gpu.counter_period_s:.1f} ms"
+    elif energy is None:
+        yield "the GPU has no energy counter: all energies are estimated from its power"
     else:
         yield "the energy counter's period could not be learned: energies of short iterations are inexact or unknown"
     yield f"readings by the daemon take {100 * gpu.worker_cpu_ratio:.1f} % of a core for each such GPU"

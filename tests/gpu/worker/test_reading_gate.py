@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuenergyd.core.host.energy_scope import EnergyScope
 from gpuenergyd.core.measurement.telemetry import ClockHistory
 from gpuenergyd.daemon.gpus.inventory import Gpu
 from gpuenergyd.daemon.gpus.switches import switch_calibration
@@ -113,6 +114,10 @@ def test_a_maximal_limit_that_cannot_be_right_is_not_relied_on(
     limit_w: float | None, default_w: float | None, expected_w: float
 ) -> None:
     assert max_power_w(replace(IDENTITY, max_power_limit_w=limit_w, default_power_limit_w=default_w)) == expected_w
+
+
+def test_the_limit_of_a_gpu_does_not_bound_the_energy_of_its_module() -> None:
+    assert max_power_w(replace(IDENTITY, energy_scope=EnergyScope.MODULE)) == 5_000.0
 
 
 def test_settings_and_properties_that_cannot_be_right_are_unknown() -> None:
