@@ -132,6 +132,7 @@ class _GpuMeasurement:
             worker_cpu_ratio=self.cpu_ratios[0],
             states=tuple(states),
             not_measured=tuple(not_measured),
+            energy_scope=gpu.energy_scope,
             **facts,
         )
 
