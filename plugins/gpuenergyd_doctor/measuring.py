@@ -15,14 +15,7 @@ from statistics import fmean, median
 from gpuenergyd.core.host.measured_gpu import ENERGY, IDLE, IN_USE, MeasuredGpu, StateMeans, TimedCall
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import GpuError
-from gpuenergyd.gpu.device import (
-    GpuDriver,
-    GpuIdentity,
-    GpuReading,
-    HasProcesses,
-    HasReadingWithoutEnergy,
-    HasSettings,
-)
+from gpuenergyd.gpu.device import GpuDriver, GpuIdentity, GpuReading, HasProcesses, HasReadingWithoutEnergy, HasSettings
 from gpuenergyd.gpu.link.messages import GpuSample
 from gpuenergyd.gpu.worker.reading_gate import ReadingGate
 from gpuenergyd.gpu.worker.threads.sampler import Sampler
