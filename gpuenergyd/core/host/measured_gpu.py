@@ -124,7 +124,7 @@ def _meanings_of_states(gpu: MeasuredGpu) -> Iterator[str]:
             f" runs at {loaded.sm_clock_mhz:.0f} MHz on average: clocks above that save little time"
         )
     if gpu.energy_scope is EnergyScope.MODULE:
-        yield "powers are those of the module: GPU, processor and memory"
+        yield "powers are the module's: GPU, processor and memory"
     elif waiting_w is not None and gpu.power_limit_w:
         share = waiting_w / gpu.power_limit_w
         yield f"a GPU that waits draws {waiting_w:.0f} W, {100 * share:.0f} % of its power limit"

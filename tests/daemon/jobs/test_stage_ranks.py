@@ -12,7 +12,7 @@ from gpuenergyd.daemon.jobs.plan_source import PostedPlans
 from gpuenergyd.errors import JobError, ProtocolError
 from gpuenergyd.gpu.device import GpuIdentity
 from gpuenergyd.store.records import IterationRecord, RankRecord
-from gpuenergyd.wire.messages import PlanSlice, RankRegistered, RankRegistration
+from gpuenergyd.wire.messages import RankRegistered, RankRegistration
 from tests.support.job_stage import CLOCKS_MHZ, ME, Stage, plan, registration, report, settle
 
 POWERS_W = (100.0, 110.0, 200.0, 250.0)
@@ -21,6 +21,8 @@ LONGER = one_forward_one_backward(2, 3)
 
 class DoubledStage(Stage):
     """Two stages of two ranks each, on four GPUs of constant power."""
+
+    num_stage_ranks = 2
 
     def join(self) -> str:
         """Register all ranks; return the job's id."""
@@ -35,18 +37,6 @@ class DoubledStage(Stage):
             registered = self.jobs.register(own, ME, os.pidfd_open(ME.pid))
             self.tokens.append(registered.rank_token)
         return registered.job_id
-
-    async def iterate(self, *, plan_epoch: int = 0, times: int = 1) -> list[tuple[PlanSlice, ...]]:
-        """Report iterations of all ranks; return the plans that each rank was given."""
-        given: list[tuple[PlanSlice, ...]] = [() for _ in self.tokens]
-        for _ in range(times):
-            for r, token in enumerate(self.tokens):
-                reply = self.jobs.handle_report(report(token, r // 2, self.next_index, plan_epoch), ME)
-                assert reply is not None
-                given[r] += reply.plans
-            self.next_index += 1
-            await settle()
-        return given
 
 
 async def test_both_ranks_of_a_stage_follow_one_plan_on_their_own_gpus() -> None:

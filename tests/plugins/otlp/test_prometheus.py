@@ -163,7 +163,6 @@ def test_each_gpu_is_found_by_the_labels_of_dcgm_exporter() -> None:
 
 def test_energy_of_a_module_is_marked_and_not_exported_as_that_of_a_gpu() -> None:
     status = {**STATUS, "gpus": [{**GPU, "energy_scope": "module"}]}
-
     body = otlp_metrics(status, at=datetime.now(tz=UTC), host_name="node17")
 
     sent = {metric["name"] for metric in body["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]}
