@@ -66,10 +66,10 @@ def test_how_late_clocks_are_read_is_reported_only_where_they_changed_often_enou
 
 
 def test_a_gpu_without_a_counter_and_a_module_are_called_what_they_are() -> None:
-    said = meanings(replace(H200, calls=(), counter_period_s=None, energy_scope=EnergyScope.MODULE))
+    found = meanings(replace(H200, calls=(), counter_period_s=None, energy_scope=EnergyScope.MODULE))
 
-    assert said[1][:32] == "the GPU has no energy counter: e"
-    assert [s for s in said if "module" in s or "wait" in s] == ["powers are the module's: GPU, processor and memory"]
+    assert found[1][:32] == "the GPU has no energy counter: e"
+    assert [s for s in found if "module" in s or "wait" in s] == ["powers are the module's: GPU, processor and memory"]
 
 
 def test_what_did_not_show_is_not_claimed() -> None:
