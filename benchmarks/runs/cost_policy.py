@@ -53,7 +53,7 @@ REGRET_TARGET_RATIO = 0.01
 NUM_FINE = 40
 _PLANS, _MEASUREMENTS_OF_PLAN = 4, 7
 """Plans that follow each other at most, and what the iterations of one are worth, in measurements of a setting."""
-_FINE_MODELS = ("a100-sxm", "a40", "v100-sxm2", "h100-sxm", "h200")
+_FINE_MODELS = ("a100-sxm", "a40", "v100-sxm2", "h100-sxm")
 _ZEUS_STEP_W = 25
 
 
