@@ -99,6 +99,8 @@ RUNS = (
     Run("cost-policy", "cost_policy.py", _args("--seeds 3 --json"), _args("--seeds 1 --short --json"), 55, 600,
         Kind.COMPUTED, data=("gpu",)),
     Run("advice", "advice.py", _args("--json"), _args("--jobs 1 --phase-jobs 0 --json"), 90, 900, Kind.COMPUTED),
+    Run("advice-h200", "advice.py", _args("--gpu-model h200 --jobs 12 --seed 95101 --json"),
+        _args("--gpu-model h200 --jobs 1 --json"), 400, 3600, Kind.COMPUTED, is_usual=False),
     Run("carbon", "carbon.py", _args("--json"), _args("--json --zones GB,DE --starts 12"), 100, 600, Kind.COMPUTED,
         data=("carbon", "instances")),
     Run("carbon-first-day", "carbon_first_day.py", _args("--json"), _args("--zones GB --every-days 120 --json"), 90,

@@ -1,6 +1,7 @@
 """Advice to plain loops: what it says a permitted slowdown would save, against what the job then saves.
 
-    python benchmarks/runs/advice.py [--jobs 20] [--phase-jobs 5] [--seed 0] [--policy uniform] [--json]
+    python benchmarks/runs/advice.py [--jobs 20] [--phase-jobs 5] [--seed 0] [--policy uniform] [--gpu-model h200]
+        [--json]
 
 Seeded jobs in virtual time, each one instruction per iteration, with 0.2 % noise of time and 0.5 % of energy. Their
 GPUs are five models of which voltages, knees, static and uncore power differ from the published ones at random; power
@@ -15,7 +16,8 @@ Loops with phases that wait, alone and as two data-parallel ranks, are planned b
 permitted, and advised by their phases.
 
 The public sweeps of power limits of shared/data/gpu are a second, independent set: advice from full speed against the
-saving that a table's own points allow, every training on four GPU models.
+saving that a table's own points allow, every training on four GPU models. With one GPU model of the simulation, there
+are only loops of one instruction, all of that model, and a fourth kind that its power limit holds.
 Needs the checkout; the tables are left out where they are missing. Policy bubble-aware takes twenty times as long.
 """
 
@@ -41,9 +43,10 @@ from gpuenergyd_policies.bubble_aware.policy import BubbleAware
 from gpuenergyd_policies.setting_curves import LoopAtFullSpeed, possible_curves
 from gpuenergyd_policies.setting_search import ADVISED_SLOWDOWNS
 from gpuenergyd_policies.uniform_settings import Setting, setting_of
+from gpuenergyd_sim.driver.device_parameters import MODELS
 from gpuenergyd_sim.virtual_training.training import VirtualTraining
 from tests.support.measured_tables import path_of
-from tests.support.plain_jobs import MEMORY_SHARES, GpuLoopWork, loop_training, random_gpu_work
+from tests.support.plain_jobs import AT_LIMIT, MEMORY_SHARES, GpuLoopWork, loop_training, random_gpu_work
 from tests.support.virtual_loop import DataParallelLoops, VirtualLoop, loop_schedule, random_phase_work
 
 TARGET_POINTS = 2.0
@@ -95,26 +98,29 @@ def main() -> int:
     parser.add_argument("--phase-jobs", type=int, default=5, help="loops with phases, planned by bubble-aware")
     parser.add_argument("--seed", type=int, default=0, help="of the first job of each kind; the others follow")
     parser.add_argument("--policy", choices=POLICIES, default="uniform")
+    parser.add_argument("--gpu-model", choices=sorted(MODELS), default="", help="of all jobs; else five take turns")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.jobs < 1 or options.phase_jobs < 0:
         parser.error(f"--jobs {options.jobs}, --phase-jobs {options.phase_jobs}: must be at least 1 and 0")
     table, policy = [], POLICIES[options.policy]
-    for kind in MEMORY_SHARES:
+    model = options.gpu_model
+    for kind in (*MEMORY_SHARES, AT_LIMIT) if model else MEMORY_SHARES:
         seeds = range(options.seed, options.seed + options.jobs)
-        found = [one for seed in seeds for one in compared(policy, random_gpu_work(seed, kind), seed)]
+        found = [s for seed in seeds for s in compared(policy, random_gpu_work(seed, kind, gpu_model=model), seed)]
         table += [{"kind": kind, **row} for row in rows(found)]
-    for num_ranks in (1, 2):
+    for num_ranks in () if model else (1, 2):
         seeds = range(options.seed, options.seed + options.phase_jobs)
         found = [one for seed in seeds for one in compared_phases(seed, num_ranks)]
         kind = "phases that wait" if num_ranks == 1 else f"the same, {num_ranks} data-parallel ranks"
         table += [{"kind": kind, **row} for row in rows(found)]
-    if path_of(SWEEPS).exists():
+    if path_of(SWEEPS).exists() and not model:
         for gpu, found in on_sweeps().items():
             table += [{"kind": f"public sweeps, {gpu}", **row} for row in rows(found)]
     if options.json:
         figures = {
             "policy": options.policy,
+            "gpu_model": model,
             "num_jobs": options.jobs,
             "seed": options.seed,
             "target_points": TARGET_POINTS,

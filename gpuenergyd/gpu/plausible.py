@@ -14,9 +14,8 @@ from gpuenergyd.core.host.energy_scope import EnergyScope
 from gpuenergyd.gpu.device import GpuDetails, GpuIdentity, GpuReading
 
 _MOST_OF_ANY_GPU_W = 5_000.0
-"""Above what any GPU may draw; bounds those whose maximal power limit is unknown or cannot be right."""
+"""Above what any GPU or module may draw; bounds modules, and GPUs with an unknown or impossible maximal power limit."""
 _MOST_TO_DEFAULT = 2.0
-"""Also the most that a superchip's module, with its processor and memory, draws against its GPU's limit."""
 POWER_MARGIN = 1.5
 _CLOCK_MARGIN = 1.5
 _MOST_CLOCK_MHZ = 10_000
@@ -31,12 +30,14 @@ _Record = TypeVar("_Record", GpuIdentity, GpuDetails)
 
 
 def max_power_w(identity: GpuIdentity) -> float:
-    """Return the most that a GPU, or the module that its counter covers, may draw on average: by the maximal limit."""
-    limit_ratio = 1.0 if identity.energy_scope is EnergyScope.GPU else _MOST_TO_DEFAULT
-    limits = (identity.max_power_limit_w, limit_ratio), (identity.default_power_limit_w, _MOST_TO_DEFAULT)
-    for limit_w, ratio in limits:
-        if limit_w is not None and 0 < limit_w <= _MOST_OF_ANY_GPU_W:
-            return min(ratio * limit_w, _MOST_OF_ANY_GPU_W)
+    """Return the most that a GPU may draw on average: its maximal power limit, which does not bound its module."""
+    limit_w, default_w = identity.max_power_limit_w, identity.default_power_limit_w
+    if identity.energy_scope is EnergyScope.MODULE:
+        return _MOST_OF_ANY_GPU_W
+    if limit_w is not None and 0 < limit_w <= _MOST_OF_ANY_GPU_W:
+        return limit_w
+    if default_w is not None and 0 < default_w <= _MOST_OF_ANY_GPU_W:
+        return min(_MOST_TO_DEFAULT * default_w, _MOST_OF_ANY_GPU_W)
     return _MOST_OF_ANY_GPU_W
 
 

@@ -17,7 +17,7 @@ from gpuenergyd.count_text import count_text
 from gpuenergyd.quantities.energy_use import EnergyUse
 from gpuenergyd.quantities.rates import Rates
 from gpuenergyd.report.formatting import grams_text, ratio_text, time_text
-from gpuenergyd.store import History, JobSummary, StoredIntensity, TargetRecord
+from gpuenergyd.store import History, JobSummary, TargetRecord
 from gpuenergyd.store.reading.iterations import Iterations
 from gpuenergyd.store.reading.time_range import ALL_TIME, TimeRange
 
@@ -156,7 +156,7 @@ def carbon_report(
         slowdown_ratio=slowdown_ratio(job, iterations, targets),
         trial_ratio=slowdown_ratio(job, iterations, targets, PlanPurpose.TRIAL),
         profiling_ratio=slowdown_ratio(job, iterations, targets, PlanPurpose.PROFILE),
-        is_replayed=any(_is_replayed(row) for row in grid.known),
+        is_replayed=any(row.grid_from != row.host.valid_from_at for row in grid.known),
     )
 
 
@@ -203,7 +203,3 @@ def slowdown_ratio(
         )
         excess_s += row.num_iterations * (charged_s - full_s)
     return excess_s / (num_iterations * full_s)
-
-
-def _is_replayed(row: StoredIntensity) -> bool:
-    return row.grid_from != row.host.valid_from_at

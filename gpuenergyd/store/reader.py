@@ -222,12 +222,8 @@ def _converter(name: str) -> Callable[[Any], Any] | None:
     if name in INSTANTS:
         return instant_from_us
     if name in _TEXTS:
-        return _printable
+        return lambda stored: None if stored is None else printable_line(stored)
     return bool if name.startswith("is_") else None
-
-
-def _printable(stored: str | None) -> str | None:
-    return None if stored is None else printable_line(stored)
 
 
 def _stored(value: object) -> object:

@@ -12,18 +12,10 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from statistics import fmean, median
 
-from gpuenergyd.core.host.measured_gpu import IDLE, IN_USE, MeasuredGpu, StateMeans, TimedCall
+from gpuenergyd.core.host.measured_gpu import ENERGY, IDLE, IN_USE, MeasuredGpu, StateMeans, TimedCall
 from gpuenergyd.count_text import count_text
 from gpuenergyd.errors import GpuError
-from gpuenergyd.gpu.device import (
-    GpuDriver,
-    GpuIdentity,
-    GpuReading,
-    HasEnergyCounter,
-    HasProcesses,
-    HasReadingWithoutEnergy,
-    HasSettings,
-)
+from gpuenergyd.gpu.device import GpuDriver, GpuIdentity, GpuReading, HasProcesses, HasReadingWithoutEnergy, HasSettings
 from gpuenergyd.gpu.link.messages import GpuSample
 from gpuenergyd.gpu.worker.reading_gate import ReadingGate
 from gpuenergyd.gpu.worker.threads.sampler import Sampler
@@ -101,11 +93,11 @@ class _GpuMeasurement:
     def run(self, loads: Mapping[str, Callable[[], GpuLoad]], not_measured: list[str]) -> MeasuredGpu:
         """Time the calls, then watch the GPU under each load."""
         gpu, gate = self.gpu, ReadingGate(self.host, [self.gpu])
-        calls = tuple(_timed(name, call, self.durations.calls_s) for name, call in self._calls())
+        calls = tuple(_timed(name, call, self.durations.calls_s) for name, call in self._calls(gate))
         self._poll(gate)
         states, facts = [], dict[str, float]()
         with self._sampling(gate) as sampler:
-            if gate.read(gpu.gpu_uuid).total_energy_j is not None:
+            if any(call.name == ENERGY for call in calls):
                 self._learn(sampler)
             for name, open_load in loads.items():
                 try:
@@ -133,17 +125,18 @@ class _GpuMeasurement:
             worker_cpu_ratio=self.cpu_ratios[0],
             states=tuple(states),
             not_measured=tuple(not_measured),
+            energy_scope=gpu.energy_scope,
             **facts,
         )
 
-    def _calls(self) -> Iterator[tuple[str, Callable[[], object]]]:
-        """Yield each kind of reading that the driver has."""
+    def _calls(self, gate: ReadingGate) -> Iterator[tuple[str, Callable[[], object]]]:
+        """Yield each kind of reading that the driver has; of the energy if the GPU has a counter."""
         host, uuid = self.host, self.gpu.gpu_uuid
         yield "all values", lambda: host.read(uuid)
         if isinstance(host, HasReadingWithoutEnergy):
             yield "without energy", lambda: host.read_without_energy(uuid)
-        if isinstance(host, HasEnergyCounter) and host.read_energy(uuid).total_energy_j is not None:
-            yield "energy", lambda: host.read_energy(uuid)
+        if gate.read_energy(uuid).total_energy_j is not None:
+            yield ENERGY, lambda: gate.read_energy(uuid)
         if isinstance(host, HasSettings):
             yield "settings", lambda: host.details(uuid)
         if isinstance(host, HasProcesses):

@@ -1,13 +1,13 @@
 """The metrics as an OTLP/HTTP request in its JSON form, for OpenTelemetry collectors; names as for Prometheus.
 
 GPU energy, power and temperature are also exported under the names and with the attributes of OpenTelemetry's semantic
-conventions for hardware, for example `hw.energy` with `hw.id` and `hw.type="gpu"`.
+conventions for hardware, for example `hw.energy` with `hw.id` and `hw.type="gpu"`; not the energy of superchip modules.
 
 Counters are cumulative sums since the start of the daemon, all other metrics are gauges; unknown values are omitted.
 The encoding is specified at opentelemetry.io/docs/specs/otlp, so no OpenTelemetry package is needed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from math import isfinite
 from typing import Any
@@ -15,15 +15,17 @@ from typing import Any
 from prometheus_client.core import Metric
 
 from gpuenergyd import __version__
+from gpuenergyd.core.host.energy_scope import EnergyScope
 from gpuenergyd_otlp.prometheus import StatusCollector
 
 _UNITS = {"joules": "J", "watts": "W", "seconds": "s", "hertz": "Hz", "celsius": "Cel", "grams": "g"}
 """UCUM unit by the last word of a metric name; other metrics are dimensionless."""
 _CUMULATIVE = 2
+_TEMPERATURE = "gpuenergyd_gpu_temperature_celsius"
 _HARDWARE = {
     "gpuenergyd_gpu_energy_joules": "hw.energy",
     "gpuenergyd_gpu_power_watts": "hw.power",
-    "gpuenergyd_gpu_temperature_celsius": "hw.temperature",
+    _TEMPERATURE: "hw.temperature",
 }
 """Name in the semantic conventions, by name of the metric family."""
 _VENDOR = "NVIDIA"
@@ -34,11 +36,12 @@ def otlp_metrics(status: Mapping[str, Any], *, at: datetime, host_name: str) -> 
     at_ns = round(at.timestamp() * 1e9)
     started_ns = at_ns - round(status["uptime_s"] * 1e9)
     metrics: list[dict[str, Any] | None] = []
+    modules = {gpu["gpu_uuid"] for gpu in status["gpus"] if gpu.get("energy_scope") == EnergyScope.MODULE}
     for family in StatusCollector(status).collect():
         metric = _metric(family, at_ns=at_ns, started_ns=started_ns)
         metrics.append(metric)
         if metric is not None and family.name in _HARDWARE:
-            metrics.append(_by_convention(metric, family))
+            metrics.append(_by_convention(metric, family, set() if family.name == _TEMPERATURE else modules))
     return {
         "resourceMetrics": [
             {
@@ -83,8 +86,8 @@ def _metric(family: Metric, *, at_ns: int, started_ns: int) -> dict[str, Any] | 
     return {**named, "gauge": {"dataPoints": points}}
 
 
-def _by_convention(metric: Mapping[str, Any], family: Metric) -> dict[str, Any]:
-    """Return a GPU metric under the name and with the attributes of OpenTelemetry's conventions for hardware."""
+def _by_convention(metric: Mapping[str, Any], family: Metric, left_out: Collection[str]) -> dict[str, Any] | None:
+    """Return a metric of other GPUs under the name and with the attributes of OpenTelemetry's hardware conventions."""
     kind = "sum" if "sum" in metric else "gauge"
     samples = [sample for sample in family.samples if isfinite(sample.value)]
     points = [
@@ -101,8 +104,10 @@ def _by_convention(metric: Mapping[str, Any], family: Metric) -> dict[str, Any]:
             ),
         }
         for point, sample in zip(metric[kind]["dataPoints"], samples, strict=True)
+        if sample.labels["gpu_uuid"] not in left_out
     ]
-    return {**metric, "name": _HARDWARE[family.name], kind: {**metric[kind], "dataPoints": points}}
+    named = {**metric, "name": _HARDWARE[family.name], kind: {**metric[kind], "dataPoints": points}}
+    return named if points else None
 
 
 def _attributes(labels: Mapping[str, str]) -> list[dict[str, Any]]:

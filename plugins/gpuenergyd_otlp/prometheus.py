@@ -159,10 +159,12 @@ class StatusCollector(Collector):
     def _gpus(self) -> Iterator[Metric]:
         labels = ["gpu_uuid", "index", "model_name"]
         gpus = [(g, [g["gpu_uuid"], str(g["index"]), g["model_name"]]) for g in self._status["gpus"]]
-        info = GaugeMetricFamily("gpuenergyd_gpu_info", "1; joins with dcgm-exporter.", labels=[*labels, *_DCGM_LABELS])
+        text = "1; joins with dcgm-exporter. energy_scope: whether energy and power are the GPU's or its module's."
+        info = GaugeMetricFamily("gpuenergyd_gpu_info", text, labels=[*labels, *_DCGM_LABELS, "energy_scope"])
         host_name = gethostname()
-        for _, (uuid, index, model_name) in gpus:
-            info.add_metric([uuid, index, model_name, index, uuid, model_name, host_name, host_name], 1.0)
+        for gpu, (uuid, index, model_name) in gpus:
+            scope = gpu.get("energy_scope", "unknown")
+            info.add_metric([uuid, index, model_name, index, uuid, model_name, host_name, host_name, scope], 1.0)
         yield info
         yield from _families("gpu_", _GPU_COUNTERS, labels, gpus, CounterMetricFamily)
         yield _refused_readings(labels, gpus)

@@ -193,7 +193,7 @@ def test_the_longest_computed_run_is_first_and_the_longest_timed_run_last() -> N
     assert computed == sorted(computed, reverse=True)
     assert timed == sorted(timed)
     assert [run.name for run in chosen_runs(["load", "carbon"])] == ["carbon", "load"]
-    with pytest.raises(UsageError, match="no benchmark 'nope'; valid: adapter-overhead, advice, call-price, captured"):
+    with pytest.raises(UsageError, match="no benchmark 'nope'; valid: adapter-overhead, advice, advice-h200"):
         list(chosen_runs(["nope"]))
 
 

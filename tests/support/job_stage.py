@@ -168,7 +168,7 @@ def plan(plan_id: str, clock_mhz: int, purpose: PlanPurpose = PlanPurpose.TUNED)
 class Stage:
     """Two ranks of one job in this process, on two GPUs, with faked services; the end of the test ends the job."""
 
-    ranks_per_stage = 1
+    num_stage_ranks = 1
 
     def __init__(self, *answers: ClockPlan | PolicyFailure, is_observing: bool = False) -> None:
         self.worker, self.policy, self.history = FakeWorker(), FakePolicy(list(answers)), FakeHistory()
@@ -228,8 +228,8 @@ class Stage:
         given: list[tuple[PlanSlice, ...]] = [() for _ in self.tokens]
         for _ in range(times):
             for r, token in enumerate(self.tokens):
-                stage_index = r // self.ranks_per_stage
-                reply = self.jobs.handle_report(report(token, stage_index, self.next_index, plan_epoch), ME)
+                own = report(token, r // self.num_stage_ranks, self.next_index, plan_epoch)
+                reply = self.jobs.handle_report(own, ME)
                 assert reply is not None
                 given[r] += reply.plans
             self.next_index += 1

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
+from gpuenergyd.core.host.energy_scope import EnergyScope
+
 _LATE_READING_S = 0.045
 """Readings at least this old do not show when a clock changed, since a change takes about as long."""
 _ALIKE_RATIO = 1.3
@@ -11,6 +13,8 @@ _ALIKE_RATIO = 1.3
 _CAPPED_RATIO = 0.1
 
 IDLE, IN_USE, WAITING, LOADED = "idle", "in use", "waiting", "loaded"
+ENERGY = "energy"
+"""Name of the calls that read the energy counter; a GPU without one has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,8 @@ class MeasuredGpu:
     """Iteration time of that loop."""
     not_measured: tuple[str, ...] = ()
     """The measurements that are missing, each with the reason."""
+    energy_scope: EnergyScope = EnergyScope.GPU
+    """Whose powers these are."""
 
     def state(self, name: str) -> StateMeans | None:
         """Return the mean readings in a state; None if it was not measured."""
@@ -95,7 +101,7 @@ def _meanings_of_readings(gpu: MeasuredGpu) -> Iterator[str]:
         )
     else:
         yield "clocks hardly changed: how late they are read did not show"
-    energy = next((call for call in gpu.calls if call.name == "energy"), None)
+    energy = next((call for call in gpu.calls if call.name == ENERGY), None)
     if gpu.is_counter_read_apart and energy is not None:
         yield (
             f"an energy reading uses {1e3 * energy.cpu_s:.1f} ms of CPU time: the counter is read about once a second,"
@@ -104,7 +110,7 @@ def _meanings_of_readings(gpu: MeasuredGpu) -> Iterator[str]:
     if gpu.counter_period_s is not None:
         yield f"the energy counter moves every {1e3 * gpu.counter_period_s:.1f} ms"
     elif energy is None:
-        yield "no energy counter was read: energies are estimated from power"
+        yield "the GPU has no energy counter: energies of iterations are unknown, and plans that need them are not made"
     else:
         yield "the energy counter's period could not be learned: energies of short iterations are inexact or unknown"
     yield f"readings by the daemon take {100 * gpu.worker_cpu_ratio:.1f} % of a core for each such GPU"
@@ -117,7 +123,9 @@ def _meanings_of_states(gpu: MeasuredGpu) -> Iterator[str]:
             f"a full load is at its power limit {100 * (loaded.power_capped_ratio or 0.0):.0f} % of the time and"
             f" runs at {loaded.sm_clock_mhz:.0f} MHz on average: clocks above that save little time"
         )
-    if waiting_w is not None and gpu.power_limit_w:
+    if gpu.energy_scope is EnergyScope.MODULE:
+        yield "powers are the module's: GPU, processor and memory"
+    elif waiting_w is not None and gpu.power_limit_w:
         share = waiting_w / gpu.power_limit_w
         yield f"a GPU that waits draws {waiting_w:.0f} W, {100 * share:.0f} % of its power limit"
     if gpu.run_ahead_s is not None and gpu.step_s:

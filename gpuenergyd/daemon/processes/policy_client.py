@@ -139,7 +139,8 @@ class PolicyClient:
             try:
                 host = await self._ensure_host()
                 limit_s = self._time_limit_s if self._has_answered else self._first_time_limit_s
-                limit_s += _instructions_of(view) * _TIME_LIMIT_PER_INSTRUCTION_S
+                if view is not None:
+                    limit_s += sum(map(len, view.schedule.orders)) * _TIME_LIMIT_PER_INSTRUCTION_S
                 answer = await self._answer_within(limit_s, host, self._exchange(host, request, view))
             except TimeoutError:
                 return await self._fail(f"policy {policy!r} did not answer within {limit_s:g} s")
@@ -222,7 +223,3 @@ class PolicyClient:
     async def _kill(self) -> None:
         if self._host is not None:
             await self._host.kill()
-
-
-def _instructions_of(view: JobView | None) -> int:
-    return sum(map(len, view.schedule.orders)) if view is not None else 0

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from gpuenergyd.core.host.energy_scope import EnergyScope
 from gpuenergyd.core.host.measured_gpu import MeasuredGpu, StateMeans, TimedCall, meanings
 
 H200 = MeasuredGpu(
@@ -62,6 +63,13 @@ def test_how_late_clocks_are_read_is_reported_only_where_they_changed_often_enou
     power_s: float | None, clock_s: float | None, text: str
 ) -> None:
     assert meanings(replace(H200, power_refresh_s=power_s, clock_refresh_s=clock_s))[0] == text
+
+
+def test_a_gpu_without_a_counter_and_a_module_are_called_what_they_are() -> None:
+    found = meanings(replace(H200, calls=(), counter_period_s=None, energy_scope=EnergyScope.MODULE))
+
+    assert found[1][:32] == "the GPU has no energy counter: e"
+    assert [s for s in found if "module" in s or "wait" in s] == ["powers are the module's: GPU, processor and memory"]
 
 
 def test_what_did_not_show_is_not_claimed() -> None:

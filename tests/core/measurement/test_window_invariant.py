@@ -73,28 +73,21 @@ def test_work_of_the_previous_iteration_after_rank_0_went_on_belongs_to_this_win
         RankIteration(rank, 1, 0, begin_ns, begin_ns + 1000 * MS, begin_ns + 1000 * MS, (ran,))
         for rank, ran in own.items()
     ]
-    observation, _ = observe_iteration(
-        ranks=ranks,
-        graph=dependency_graph(Schedule("any", 1, ((first,), order))),
-        clocks={0: ClockHistory(1410), 1: ClockHistory(1410)},
-        counters={0: EnergyCounter(), 1: EnergyCounter()},
-        plan_id="p",
-        is_regular=True,
-        previous=[before],
+    observation, unknown = (
+        observe_iteration(
+            ranks=ranks,
+            graph=dependency_graph(Schedule("any", 1, ((first,), order))),
+            clocks={0: ClockHistory(1410), 1: ClockHistory(1410)},
+            counters={0: EnergyCounter(), 1: EnergyCounter()},
+            plan_id="p",
+            is_regular=True,
+            previous=[previous],
+        )[0]
+        for previous in (before, replace(before, instructions=(), is_in_order=True))
     )
 
     by_kind = {share.kind: share.time_s for share in observation.ranks[1].time_at}
     assert by_kind == pytest.approx({InstructionKind.F: 0.7, None: 0.3})
-
-    unknown, _ = observe_iteration(
-        ranks=ranks,
-        graph=dependency_graph(Schedule("any", 1, ((first,), order))),
-        clocks={0: ClockHistory(1410), 1: ClockHistory(1410)},
-        counters={0: EnergyCounter(), 1: EnergyCounter()},
-        plan_id="p",
-        is_regular=True,
-        previous=[replace(before, instructions=(), is_in_order=True)],
-    )
     assert unknown.is_timed
     assert unknown.ranks[0].time_at == observation.ranks[0].time_at
     assert unknown.ranks[1].time_at == ()  # what it still did for the iteration before was not timed

@@ -7,27 +7,32 @@ import pytest
 
 from gpuenergyd.core.job.messages import JobPhase
 from gpuenergyd.core.policy_api.policy import Lever
-from gpuenergyd.daemon.handover.file import HandedJob, consume_hand_over, write_hand_over
+from gpuenergyd.daemon.handover.file import HandoverFile, consume_hand_over, write_hand_over
 from gpuenergyd.daemon.handover.jobs import hand_over_jobs, take_over_job
 from gpuenergyd.daemon.jobs.figures import JobTotals
 from gpuenergyd.errors import GpuEnergyError
 from tests.support.job_stage import Stage, plan, settle
 
 
+async def handed_over(before: Stage, folder: Path) -> HandoverFile:
+    """Hand the jobs over, end their sessions, and return what the next daemon reads."""
+    write_hand_over(folder / "handover", "token", await hand_over_jobs(before.jobs))
+    for session in before.jobs.sessions:
+        before.jobs.sessions.remove(session)
+    handed = consume_hand_over(folder / "handover")
+    assert handed is not None
+    return handed
+
+
 async def test_a_handed_over_job_continues_with_its_plan_and_its_numbers(tmp_path: Path) -> None:
-    path = tmp_path / "handover"
     before, after = Stage(plan("tuned-1", 1200)), Stage()
     job_id = before.join()
     await before.iterate(times=4)
     (old,) = before.jobs
     old.recorder.figures.totals = JobTotals(4, 1.5, 300.0, 64, 200.0)
-    write_hand_over(path, "token", await hand_over_jobs(before.jobs))
     snapshot = old.job.snapshot()
-    for session in before.jobs.sessions:
-        before.jobs.sessions.remove(session)
 
-    handed = consume_hand_over(path)
-    assert handed is not None
+    handed = await handed_over(before, tmp_path)
     assert handed.worker_token == "token"
     take_over_job(after.jobs, handed.jobs[0], holds_leases=True)
 
@@ -43,22 +48,12 @@ async def test_a_handed_over_job_continues_with_its_plan_and_its_numbers(tmp_pat
     assert new.job.num_iterations == old.job.num_iterations + 1
 
 
-async def handed_over(folder: Path) -> HandedJob:
-    """Return a tuned job that its daemon has handed over."""
-    before = Stage(plan("tuned-1", 1200))
+async def test_without_its_leases_a_continued_job_falls_back(tmp_path: Path) -> None:
+    before, after = Stage(plan("tuned-1", 1200)), Stage()
     before.join()
     await before.iterate(times=4)
-    write_hand_over(folder / "handover", "token", await hand_over_jobs(before.jobs))
-    for session in before.jobs.sessions:
-        before.jobs.sessions.remove(session)
-    handed = consume_hand_over(folder / "handover")
-    assert handed is not None
-    return handed.jobs[0]
-
-
-async def test_without_its_leases_a_continued_job_falls_back(tmp_path: Path) -> None:
-    after = Stage()
-    take_over_job(after.jobs, await handed_over(tmp_path), holds_leases=False)
+    handed = await handed_over(before, tmp_path)
+    take_over_job(after.jobs, handed.jobs[0], holds_leases=False)
 
     (runner,) = after.jobs
     assert runner.job.phase is JobPhase.FALLBACK
@@ -79,9 +74,12 @@ async def test_a_plan_that_sets_what_the_settings_do_not_permit_any_more_ends(
     is_observing: bool,  # noqa: FBT001
     phase: JobPhase,
 ) -> None:
-    after = Stage(is_observing=is_observing)
+    before, after = Stage(plan("tuned-1", 1200)), Stage(is_observing=is_observing)
     after.jobs.services = replace(after.jobs.services, levers=frozenset(levers))
-    take_over_job(after.jobs, await handed_over(tmp_path), holds_leases=True)
+    before.join()
+    await before.iterate(times=4)
+    handed = await handed_over(before, tmp_path)
+    take_over_job(after.jobs, handed.jobs[0], holds_leases=True)
 
     (runner,) = after.jobs
     assert runner.job.phase is phase

@@ -37,14 +37,13 @@ def names(jobs: tuple[PastJob, ...]) -> list[str]:
     return sorted(job.job_name for job in jobs)
 
 
+THREE = tuple(
+    past_job_record(past_job(name), uid) for name, uid in (("own", ALICE), ("of-bob", BOB), ("imported", None))
+)
+
+
 def test_a_job_gets_past_jobs_of_its_user_and_its_gpu_model_and_imported_ones(tmp_path: Path) -> None:
-    store = stored(
-        tmp_path,
-        past_job_record(past_job("own"), ALICE),
-        past_job_record(past_job("of-bob"), BOB),
-        past_job_record(past_job("own-on-v100", gpu_model_name="V100"), ALICE),
-        past_job_record(past_job("imported"), None),
-    )
+    store = stored(tmp_path, past_job_record(past_job("own-on-v100", gpu_model_name="V100"), ALICE), *THREE)
 
     found = asyncio.run(store.recall(ALICE, "A100"))
 
@@ -55,12 +54,7 @@ def test_a_job_gets_past_jobs_of_its_user_and_its_gpu_model_and_imported_ones(tm
 
 
 def test_a_user_is_shown_own_and_imported_past_jobs_only(tmp_path: Path) -> None:
-    store = stored(
-        tmp_path,
-        past_job_record(past_job("own"), ALICE),
-        past_job_record(past_job("of-bob"), BOB),
-        past_job_record(past_job("imported"), None),
-    )
+    store = stored(tmp_path, *THREE)
 
     assert {(own.uid, own.job.job_name) for own in asyncio.run(store.of_user(ALICE))} == {
         (ALICE, "own"),
@@ -108,12 +102,7 @@ def test_past_jobs_of_a_user_on_a_gpu_model_are_bounded() -> None:
 
 def test_forgetting_deletes_own_past_jobs_and_with_all_users_everything(tmp_path: Path) -> None:
     path = tmp_path / "history.sqlite3"
-    store = stored(
-        tmp_path,
-        past_job_record(past_job("own"), ALICE),
-        past_job_record(past_job("of-bob"), BOB),
-        past_job_record(past_job("imported"), None),
-    )
+    store = stored(tmp_path, *THREE)
     written = store.history
     assert isinstance(written, FakeHistory)
 

@@ -22,7 +22,7 @@ LONGER = one_forward_one_backward(2, 3)
 class DoubledStage(Stage):
     """Two stages of two ranks each, on four GPUs of constant power."""
 
-    ranks_per_stage = 2
+    num_stage_ranks = 2
 
     def join(self) -> str:
         """Register all ranks; return the job's id."""

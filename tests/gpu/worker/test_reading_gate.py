@@ -117,6 +117,10 @@ def test_a_maximal_limit_that_cannot_be_right_is_not_relied_on(
     assert max_power_w(replace(IDENTITY, energy_scope=EnergyScope.MODULE)) == 800.0
 
 
+def test_the_limit_of_a_gpu_does_not_bound_the_energy_of_its_module() -> None:
+    assert max_power_w(replace(IDENTITY, energy_scope=EnergyScope.MODULE)) == 5_000.0
+
+
 def test_settings_and_properties_that_cannot_be_right_are_unknown() -> None:
     driver = Driver()
     driver.details_now = GpuDetails(power_limit_w=NAN, min_power_limit_w=100.0, memory_clock_mhz=-1, is_persistent=True)

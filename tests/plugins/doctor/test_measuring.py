@@ -12,11 +12,12 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
 from gpuenergyd.cli.exit_codes import EXIT_DEGRADED
 from gpuenergyd.cli.main import run
-from gpuenergyd.core.host.measured_gpu import IDLE, LOADED, WAITING
+from gpuenergyd.core.host.measured_gpu import ENERGY, IDLE, LOADED, WAITING
 from gpuenergyd.errors import DriverError
 from gpuenergyd_doctor import measurement_report, measuring
 from gpuenergyd_doctor.load import AttachedLoad
@@ -160,6 +161,18 @@ def test_a_gpu_that_others_use_is_only_watched(nvml_world: NvmlWorld, monkeypatc
     assert [state.name for state in gpu.states] == ["in use"]
     assert "energy" not in {call.name for call in gpu.calls}
     assert gpu.not_measured == ("power of an idle GPU and under loads, since 1 process computed on it",)
+
+
+def test_the_counter_of_a_gpu_without_one_is_not_timed(nvml_world: NvmlWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurement_report, "Durations", lambda: SHORTEST)
+    monkeypatch.setenv("GPUENERGYD_DRIVER", "nvml")
+    for function in ("nvmlDeviceGetTotalEnergyConsumption", "field_83"):
+        nvml_world.control.inject(function, pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    (gpu,), _ = measurement_report.measure_host(None, None)
+
+    assert ENERGY not in {call.name for call in gpu.calls}
+    assert gpu.states[0].power_w is not None
 
 
 class EndedLoad:

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from copy import deepcopy
+from datetime import UTC, datetime
 from pathlib import Path
 from socket import gethostname
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpuenergyd_otlp.metrics import otlp_metrics
 from gpuenergyd_otlp.prometheus import StatusCollector, metrics_text
 
 GPU = {
@@ -157,6 +159,15 @@ def test_each_gpu_is_found_by_the_labels_of_dcgm_exporter() -> None:
         own = (labels["index"], labels["gpu_uuid"], labels["model_name"], gethostname())
         assert (labels["gpu"], labels["UUID"], labels["modelName"], labels["hostname"]) == own
         assert labels["Hostname"] == labels["hostname"]
+
+
+def test_energy_of_a_module_is_marked_and_not_exported_as_that_of_a_gpu() -> None:
+    status = {**STATUS, "gpus": [{**GPU, "energy_scope": "module"}]}
+    body = otlp_metrics(status, at=datetime.now(tz=UTC), host_name="node17")
+
+    sent = {metric["name"] for metric in body["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]}
+    assert {name for name in sent if name.startswith("hw.")} == {"hw.temperature"}
+    assert 'energy_scope="module"' in metrics_text(status).decode()
 
 
 def test_readings_that_cannot_be_right_are_counted_by_kind() -> None:

@@ -188,7 +188,8 @@ class Experiments:
             explained_s = self._explained_s.get(plan.plan_id, math.nan)
             if math.isnan(explained_s):
                 graph = self.ranks.graph_in(plan.orders)
-                explained_s = self._worst_case(self._typical_time_s()).explained_s(plan, graph)
+                typical_s = self.knowledge.iterations.typical(lambda iteration: iteration.iteration_time_s)
+                explained_s = self._worst_case(typical_s).explained_s(plan, graph)
                 self._explained_s = dict([*self._explained_s.items(), (plan.plan_id, explained_s)][-64:])
         self.account.plan_sent(self.knowledge.job_id, from_index, explained_s)
 
@@ -229,9 +230,6 @@ class Experiments:
         """Return the time that the account earns per iteration."""
         full_s = baseline.iteration_time_s
         return full_s * self.account.earned_ratio(target.own.permitted_ratio(full_s))
-
-    def _typical_time_s(self) -> float:
-        return self.knowledge.iterations.typical(lambda iteration: iteration.iteration_time_s)
 
     def _worst_case(self, iteration_time_s: float) -> WorstCase:
         return WorstCase(self.ranks.graph, self._times, rank_speeds(self.ranks), iteration_time_s)

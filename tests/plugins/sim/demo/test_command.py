@@ -86,6 +86,14 @@ def start(folder: Path, *arguments: str, python: str = sys.executable, **variabl
     )
 
 
+def started_until(beginning: str, folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start the demo and wait for a line that begins so."""
+    demo = start(folder, *arguments)
+    assert demo.stdout is not None
+    next(line for line in demo.stdout if line.startswith(beginning))
+    return demo
+
+
 @dataclass(frozen=True, slots=True)
 class FinishedDemo:
     """A demo that was held and has ended: output, lines of progress, report, the daemon's job."""
@@ -224,11 +232,7 @@ def test_an_interrupted_demo_ends_quietly_and_leaves_nothing(
     num_processes: int,
     options: tuple[str, ...],
 ) -> None:
-    demo = start(folder, "--out", str(tmp_path / "report.html"), *SHORT, *options)
-    assert demo.stdout is not None
-    for line in demo.stdout:
-        if line.startswith(at):
-            break
+    demo = started_until(at, folder, "--out", str(tmp_path / "report.html"), *SHORT, *options)
     assert len(processes_of(folder)) >= num_processes  # the check below can see them
 
     demo.send_signal(number)
@@ -250,11 +254,7 @@ def test_an_interrupted_demo_ends_quietly_and_leaves_nothing(
 def test_a_killed_demo_leaves_neither_process_nor_folder(
     folder: Path, tmp_path: Path, at: str, num_processes: int, options: tuple[str, ...]
 ) -> None:
-    demo = start(folder, "--out", str(tmp_path / "report.html"), *SHORT, *options)
-    assert demo.stdout is not None
-    for line in demo.stdout:
-        if line.startswith(at):
-            break
+    demo = started_until(at, folder, "--out", str(tmp_path / "report.html"), *SHORT, *options)
     num_running = len(processes_of(folder))
 
     demo.kill()

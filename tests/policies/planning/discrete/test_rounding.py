@@ -13,15 +13,17 @@ from gpuenergyd_policies.planning.problem import make_problem
 from tests.policies.planning.pipelines import Pipeline, plain_pipeline, random_pipelines
 from tests.support.examples import examples
 
-
-@settings(max_examples=examples(80), deadline=None)
-@given(
+ROUNDED = given(
     pipeline=random_pipelines(),
     fraction=st.floats(0.0, 1.2),
     slack_share=st.sampled_from([EARLY, MIDDLE, LATE]),
     hull_first=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
+
+
+@settings(max_examples=examples(80), deadline=None)
+@ROUNDED
 def test_makespan_never_exceeds_the_deadline_whatever_the_durations(
     pipeline: Pipeline, fraction: float, slack_share: float, *, hull_first: bool, seed: int
 ) -> None:
@@ -78,13 +80,7 @@ def _slowly_rounded(
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(
-    pipeline=random_pipelines(),
-    fraction=st.floats(0.0, 1.2),
-    slack_share=st.sampled_from([EARLY, MIDDLE, LATE]),
-    hull_first=st.booleans(),
-    seed=st.integers(0, 2**32 - 1),
-)
+@ROUNDED
 def test_each_operation_takes_its_slowest_option_that_meets_its_goal_and_its_latest_finish(
     pipeline: Pipeline, fraction: float, slack_share: float, *, hull_first: bool, seed: int
 ) -> None:

@@ -19,7 +19,7 @@ from gpuenergyd.core.pipeline.graph import (
 from gpuenergyd.core.pipeline.plan import ClockChange
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile, instruction_profile
 from gpuenergyd.core.pipeline.switching import SwitchLatency
-from gpuenergyd.core.pipeline.timeline import timeline
+from gpuenergyd.core.pipeline.timeline import Timeline, timeline
 from gpuenergyd_policies.planning.switching.requests import clock_changes
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 from tests.support.examples import examples
@@ -103,8 +103,11 @@ def test_a_change_that_may_replace_a_delayed_one_repeats_the_clock_that_is_due()
     assert changes[1:] == [("F2@0", 0.6, 900), ("F3@0", 0.0, 900), ("F3@0", 0.5, 1000)]
 
 
+Case = tuple[DependencyGraph, PipelineProfile, dict[Instruction, int], float, Timeline]
+
+
 @st.composite
-def _planned_pipelines(draw: st.DrawFn) -> tuple[DependencyGraph, PipelineProfile, dict[Instruction, int], float]:
+def _planned_pipelines(draw: st.DrawFn) -> Case:
     num_ranks, num_microbatches = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     make = draw(st.sampled_from([gpipe, one_forward_one_backward]))
     graph = dependency_graph(
@@ -120,17 +123,15 @@ def _planned_pipelines(draw: st.DrawFn) -> tuple[DependencyGraph, PipelineProfil
             [ClockOption(mhz, t, 50.0 * t) for mhz, t in zip((900, 700, 500), times_s, strict=True)], where=str(key)
         )
     clocks = {i: draw(st.sampled_from((900, 700, 500))) for i in graph.instructions}
-    return graph, PipelineProfile(options, 10.0), clocks, draw(st.floats(0.01, 4.0))
+    profile = PipelineProfile(options, 10.0)
+    durations_s = [profile[i.instruction_class].at_clock(clocks[i]).time_s for i in graph.instructions]
+    return graph, profile, clocks, draw(st.floats(0.01, 4.0)), timeline(graph, durations_s)
 
 
 @settings(max_examples=examples(150), deadline=None)
 @given(_planned_pipelines())
-def test_with_lead_and_an_exact_latency_an_iteration_is_never_slower_than_planned(
-    case: tuple[DependencyGraph, PipelineProfile, dict[Instruction, int], float],
-) -> None:
-    graph, profile, clocks, switch_latency_s = case
-    durations_s = [profile[i.instruction_class].at_clock(clocks[i]).time_s for i in graph.instructions]
-    planned = timeline(graph, durations_s)
+def test_with_lead_and_an_exact_latency_an_iteration_is_never_slower_than_planned(case: Case) -> None:
+    graph, profile, clocks, switch_latency_s, planned = case
 
     changes = clock_changes(planned, clocks, latency=switch_latency_s, profile=profile)
 
@@ -140,12 +141,8 @@ def test_with_lead_and_an_exact_latency_an_iteration_is_never_slower_than_planne
 
 @settings(max_examples=examples(100), deadline=None)
 @given(_planned_pipelines())
-def test_every_rank_has_a_change_at_its_first_instruction_and_at_most_two_per_instruction(
-    case: tuple[DependencyGraph, PipelineProfile, dict[Instruction, int], float],
-) -> None:
-    graph, profile, clocks, switch_latency_s = case
-    durations_s = [profile[i.instruction_class].at_clock(clocks[i]).time_s for i in graph.instructions]
-    planned = timeline(graph, durations_s)
+def test_every_rank_has_a_change_at_its_first_instruction_and_at_most_two_per_instruction(case: Case) -> None:
+    _, _, clocks, switch_latency_s, planned = case
 
     changes = clock_changes(planned, clocks, latency=switch_latency_s)
 
