@@ -6,6 +6,7 @@ granted to this process.
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import resource
@@ -170,6 +171,7 @@ class PolicyHost:
         if prepare is not None:
             trouble = prepare(self._announce)
             self.trouble = self.trouble if trouble is None else _shortened(trouble)
+            gc.freeze()  # else each full collection would look through all that numba has loaded
         return policy
 
     def _answer_query(self, request: PlanRequest) -> PlanAnswer:
