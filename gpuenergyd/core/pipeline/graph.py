@@ -30,6 +30,8 @@ class InstructionKind(StrEnum):
     D = "D"
     """Wait for the next batch, from the end of an iteration to the start of the next."""
 
+    __hash__ = str.__hash__  # that of Enum is in Python, and instructions are looked up millions of times
+
     @property
     def is_wait(self) -> bool:
         """Whether the GPU waits during this phase, so that its time hardly depends on the clock."""

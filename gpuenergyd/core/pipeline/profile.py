@@ -92,23 +92,27 @@ class InstructionProfile:
 
     def pareto(self, blocking_power_w: float) -> tuple[ClockOption, ...]:
         """Return the Pareto set of time and effective energy, fastest first."""
-        kept: list[ClockOption] = []
+        return tuple(option for option, _ in self._pareto(blocking_power_w))
+
+    def _pareto(self, blocking_power_w: float) -> list[tuple[ClockOption, float]]:
+        """Return the Pareto set with effective energies."""
+        kept: list[tuple[ClockOption, float]] = []
         best_j = math.inf
-        for option in sorted(self.options, key=lambda o: (o.time_s, o.effective_energy_j(blocking_power_w))):
-            cost_j = option.effective_energy_j(blocking_power_w)
+        costs_j = [(option, option.effective_energy_j(blocking_power_w)) for option in self.options]
+        for option, cost_j in sorted(costs_j, key=lambda own: (own[0].time_s, own[1])):
             if cost_j < best_j:
-                kept.append(option)
+                kept.append((option, cost_j))
                 best_j = cost_j
-        return tuple(kept)
+        return kept
 
     def lower_hull(self, blocking_power_w: float) -> tuple[ClockOption, ...]:
         """Return the vertices of the lower convex hull of (time, effective energy), fastest to cheapest."""
-        hull: list[ClockOption] = []
-        for option in self.pareto(blocking_power_w):
-            while len(hull) >= 2 and not _turns_up(hull[-2], hull[-1], option, blocking_power_w):
+        hull: list[tuple[ClockOption, float]] = []
+        for point in self._pareto(blocking_power_w):
+            while len(hull) >= 2 and not _turns_up(hull[-2], hull[-1], point):
                 hull.pop()
-            hull.append(option)
-        return tuple(hull)
+            hull.append(point)
+        return tuple(option for option, _ in hull)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,6 @@ def instruction_profile(options: Iterable[ClockOption], *, where: str) -> Instru
     return InstructionProfile(tuple(ordered))
 
 
-def _turns_up(a: ClockOption, b: ClockOption, c: ClockOption, blocking_power_w: float) -> bool:
-    ya, yb, yc = (o.effective_energy_j(blocking_power_w) for o in (a, b, c))
+def _turns_up(*points: tuple[ClockOption, float]) -> bool:
+    (a, ya), (b, yb), (c, yc) = points
     return (yb - ya) * (c.time_s - b.time_s) < (yc - yb) * (b.time_s - a.time_s)

@@ -6,6 +6,7 @@ granted to this process.
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import resource
@@ -170,6 +171,8 @@ class PolicyHost:
         if prepare is not None:
             trouble = prepare(self._announce)
             self.trouble = self.trouble if trouble is None else _shortened(trouble)
+            if not gc.get_freeze_count():  # once, before there are jobs: full collections then skip what numba loaded
+                gc.freeze()
         return policy
 
     def _answer_query(self, request: PlanRequest) -> PlanAnswer:

@@ -298,4 +298,4 @@ def _by_rank(graph: DependencyGraph) -> list[int]:
 def compile_kernels(graph: DependencyGraph, profile: PipelineProfile, solved: SolvedPlan) -> None:
     """Call every kernel of this plugin with a plan of a tiny pipeline, as an entry point of `gpuenergyd.kernels`."""
     flat_plan(graph, profile, solved, search_steps=100)
-    CappedProblem(graph, profile).plan(15.0)
+    CappedProblem(graph, profile, search_steps=100).plan(15.0)

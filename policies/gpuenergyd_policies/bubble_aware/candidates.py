@@ -23,7 +23,7 @@ from gpuenergyd_policies.planning.power_waves import wave_of
 from gpuenergyd_policies.planning.problem import Effort
 from gpuenergyd_policies.planning.switching.dwell import with_longer_dwells
 from gpuenergyd_policies.planning.switching.requests import clock_changes, expected_late_s
-from gpuenergyd_policies.planning.switching.segments import SegmentedPlan, SegmentSearch, plan_segments
+from gpuenergyd_policies.planning.switching.segments import SegmentedPlan, SegmentSearch
 from gpuenergyd_policies.planning.switching.simulation import SimulatedIteration, simulate_switching
 
 _Changes = tuple[tuple[ClockChange, ...], ...]
@@ -178,14 +178,12 @@ class Candidates:
 
     def _segmented(self, max_segments: Sequence[int], *, is_far: bool = False) -> Iterator[Candidate]:
         """Return plans with few segments, until one is as good as any plan with more could be; see `_latest_s`."""
+        search = SegmentSearch(self.model.graph, self.cautious, latency=self.model.latencies, max_segments=1)
         for limit in sorted(max_segments):
-            plan = plan_segments(
-                self.model.graph,
-                self.cautious,
+            plan = search.best(
                 self.solved,
                 deadline_s=self._latest_s(is_far=is_far),
                 max_segments=limit,
-                latency=self.model.latencies,
                 forced=self.is_forced,
                 steps=round(self.search_share * TUNING.segment_search_steps),
             )
@@ -215,9 +213,9 @@ class Candidates:
         """Return these clocks of all nodes, with a change wherever they differ."""
         graph = self.model.graph
         clock_of = dict(zip(graph.instructions, sm_clocks_mhz, strict=True))
-        planned = timeline(
-            graph, [self.cautious[i.instruction_class].interpolated(mhz).time_s for i, mhz in clock_of.items()]
-        )
+        nodes = list(zip(graph.class_of, sm_clocks_mhz, strict=True))
+        time_s = {(c, mhz): self.cautious[graph.classes[c]].interpolated(mhz).time_s for c, mhz in set(nodes)}
+        planned = timeline(graph, [time_s[node] for node in nodes])
         changes = clock_changes(planned, clock_of, latency=self.model.latencies, profile=self.cautious)
         return clock_of, changes, planned
 

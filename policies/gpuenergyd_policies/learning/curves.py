@@ -8,13 +8,14 @@ deviations, which are estimated too (see `sizes`), all are Gaussian, and the pos
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from gpuenergyd_policies.learning.deviations import Deviations, Points, SmoothParts, smooth_parts
 from gpuenergyd_policies.learning.shape import Coefficients, FloatArray
-from gpuenergyd_policies.learning.single_clocks import SingleClocks
-from gpuenergyd_policies.learning.sizes import Factors, Sized, solved
+from gpuenergyd_policies.learning.single_clocks import SingleClocks, solved
+from gpuenergyd_policies.learning.sizes import Factors, Sized
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,6 @@ class Posterior:
     covariance: FloatArray
     explained: FloatArray
     """The misfit of the evidence from the prior, weighted by its precision."""
-    evidence_score: float
-    """Log probability of the evidence under the prior with these factors, up to a constant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +52,30 @@ class CurveModel:
 
     def posterior(self, wanted: Points, observed: Points, evidence: Evidence) -> Posterior:
         """Return the belief about the curve at the wanted points, given evidence on the observed ones."""
-        pairs = self._smooth(observed, observed)
-        sized = self._sized(wanted, observed, evidence, pairs)
-        if self.are_sizes_estimated and len(evidence.values):
-            sized = sized.with_best_sizes()
+        pairs, smooth = self._among(observed), partial(smooth_parts, self.deviations, self.prior.sigma)
+        sized = self._with_sizes(wanted, observed, evidence)
         factors, root = sized.factors, sized.root()
         of_singles = sized.across()
-        with_observed = pairs if wanted is observed else self._smooth(wanted, observed)
+        with_observed = pairs if wanted is observed else smooth(wanted, observed)
         across = factors.scaled(with_observed) @ evidence.weights.T + of_singles
         shares, white = solved(root, across.T), solved(root, sized.misfit)
         explained: FloatArray = np.asarray(np.linalg.solve(root.T, white), dtype=np.float64)
         mean, single = self._mean(wanted) + across @ explained, of_singles @ explained
-        prior = pairs if wanted is observed else self._smooth(wanted, wanted)
+        prior = pairs if wanted is observed else smooth(wanted, wanted)
         covariance = factors.scaled(prior) + sized.among_wanted() - shares.T @ shares
         sigma = np.sqrt(np.maximum(np.diag(covariance), 0.0))
-        return Posterior(mean, sigma, single, factors, covariance, explained, sized.score())
+        return Posterior(mean, sigma, single, factors, covariance, explained)
+
+    def mean(self, observed: Points, evidence: Evidence) -> FloatArray:
+        """Return the mean of the belief at the points of the evidence."""
+        sized = self._with_sizes(observed, observed, evidence)
+        across = sized.factors.scaled(self._among(observed)) @ evidence.weights.T + sized.across()
+        root = sized.root()
+        return np.asarray(self._mean(observed) + across @ np.linalg.solve(root.T, solved(root, sized.misfit)))
+
+    def score(self, observed: Points, evidence: Evidence) -> float:
+        """Return the log probability of the evidence under the prior with the best sizes, up to a constant."""
+        return self._with_sizes(observed, observed, evidence).score()
 
     def amounts(
         self, observed: Points, evidence: Evidence, columns: FloatArray, sigma: FloatArray
@@ -76,7 +84,7 @@ class CurveModel:
 
         Without any evidence they would be 0 with the standard deviations `sigma`.
         """
-        sized = self._sized(observed, observed, evidence, self._smooth(observed, observed)).with_best_sizes()
+        sized = self._sized(observed, observed, evidence).with_best_sizes()
         root = sized.root()
         across, white = solved(root, columns * sigma), solved(root, sized.misfit)
         left = 1 - np.sum(np.square(across), axis=0)
@@ -87,17 +95,22 @@ class CurveModel:
 
         The sizes of deviations are the assumed ones times the factors.
         """
-        sized = replace(self._sized(observed, observed, evidence, self._smooth(observed, observed)), factors=factors)
+        sized = replace(self._sized(observed, observed, evidence), factors=factors)
         inverse = solved(sized.root(), np.eye(len(evidence.values)))
         precision = inverse.T @ inverse
         variance = 1 / np.diag(precision)
         return np.asarray(precision @ sized.misfit * variance), np.sqrt(variance)
 
-    def _sized(self, wanted: Points, observed: Points, evidence: Evidence, pairs: SmoothParts) -> Sized:
-        """Return the evidence with the sizes that are assumed; `pairs` are the smooth parts of observed points."""
+    def _with_sizes(self, wanted: Points, observed: Points, evidence: Evidence) -> Sized:
+        """Return the evidence with the sizes that explain it best, or those assumed if they are not estimated."""
+        sized = self._sized(wanted, observed, evidence)
+        return sized.with_best_sizes() if self.are_sizes_estimated and len(evidence.values) else sized
+
+    def _sized(self, wanted: Points, observed: Points, evidence: Evidence) -> Sized:
+        """Return the evidence with the sizes that are assumed."""
         weights = evidence.weights
         return Sized(
-            smooth=tuple(weights @ part @ weights.T for part in pairs),
+            smooth=tuple(weights @ part @ weights.T for part in self._among(observed)),
             noise=evidence.noise,
             misfit=evidence.values - weights @ self._mean(observed),
             singles=tuple(
@@ -110,5 +123,8 @@ class CurveModel:
     def _mean(self, points: Points) -> FloatArray:
         return np.asarray(points.shape @ np.array(self.prior.mean), dtype=np.float64)
 
-    def _smooth(self, a: Points, b: Points) -> SmoothParts:
-        return smooth_parts(self.deviations, self.prior.sigma, a, b)
+    def _among(self, points: Points) -> SmoothParts:
+        key = self.deviations, self.prior.sigma
+        if key not in points.parts:
+            points.parts[key] = smooth_parts(*key, points, points)
+        return points.parts[key]

@@ -6,6 +6,7 @@ which a few are far larger than the others. Of these a part is the same in all s
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +81,7 @@ _BEND_EFFECT = 0.03
 """Distance below a bend, in log clock, from which on its whole shift counts."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Points:
     """Points of curves: each a class at a clock. Arrays of one length."""
 
@@ -92,12 +93,12 @@ class Points:
     separate: FloatArray
     """1 for kinds that do other work than forwards and backwards, 0 for these."""
 
-    @property
+    @cached_property
     def shape(self) -> FloatArray:
         """The features of the mean shape."""
         return features(self.clock_mhz, self.full_speed_mhz, self.max_mhz)
 
-    @property
+    @cached_property
     def along(self) -> FloatArray:
         """How far each clock is below the maximum, in log clock."""
         return np.asarray(self.shape[:, 0] + self.shape[:, 2], dtype=np.float64)
@@ -106,6 +107,11 @@ class Points:
     def is_below_max(self) -> FloatArray:
         """1 below the maximum clock, 0 at it."""
         return (self.clock_mhz < self.max_mhz).astype(np.float64)
+
+    @cached_property
+    def parts(self) -> dict[tuple[Deviations, Sequence[float]], SmoothParts]:
+        """Covariances among these points that were computed already, by what they follow from."""
+        return {}
 
 
 def smooth_parts(own: Deviations, of_job: Sequence[float], a: Points, b: Points) -> SmoothParts:
@@ -122,8 +128,9 @@ def smooth_parts(own: Deviations, of_job: Sequence[float], a: Points, b: Points)
     level = 1.0 if own.level_kind else np.outer(a.is_below_max, b.is_below_max)
     job = _product(at_a, at_b, of_job) + own.smooth_job**2 * smooth + own.cap_job**2 * shifted
     kind = same_kind * (_product(at_a, at_b, own.kind) + own.smooth_kind**2 * smooth + own.level_kind**2)
-    both = same_kind * np.outer(a.separate, b.separate)
-    kind = kind + both * (_product(at_a, at_b, own.separate) + own.level_separate**2)
+    if a.separate.any() and b.separate.any():
+        both = same_kind * np.outer(a.separate, b.separate)
+        kind = kind + both * (_product(at_a, at_b, own.separate) + own.level_separate**2)
     stage = same_stage * _product(at_a, at_b, own.stage) + same_class * _product(at_a, at_b, own.instruction_class)
     bends = same_class * own.cap_class**2 * shifted
     return job, stage, bends, kind + own.level_class**2 * level * same_class

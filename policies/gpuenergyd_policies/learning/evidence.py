@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from gpuenergyd.core.measurement.observation import InstructionSample, IterationObservation, RankEnergy
+from gpuenergyd.core.measurement.observation import CallSample, InstructionSample, IterationObservation, RankEnergy
 from gpuenergyd.core.pipeline.graph import InstructionClass
 from gpuenergyd_policies.learning.curves import CurveModel, Evidence
 from gpuenergyd_policies.learning.seen import (
@@ -38,6 +38,9 @@ def times_seen(observations: Iterable[IterationObservation]) -> list[TimeSeen]:
     """Return the times of all samples of undisturbed iterations."""
     found = []
     for observation in observations:
+        calls_of: dict[InstructionClass, list[CallSample]] = defaultdict(list)
+        for call in observation.call_samples:
+            calls_of[call.instruction_class].append(call)
         for sample in observation.instruction_samples if observation.is_regular else ():
             if not sample.time_s > 0:
                 continue
@@ -49,21 +52,21 @@ def times_seen(observations: Iterable[IterationObservation]) -> list[TimeSeen]:
                     sample.instruction_class,
                     tuple(share for share in shares if share[1] >= least_s),
                     sigma,
-                    _calls_in(sample, observation),
+                    _calls_in(sample, calls_of[sample.instruction_class]),
                     tuple(share for share in shares if 0 < share[1] < least_s),
                 )
             )
     return found
 
 
-def _calls_in(sample: InstructionSample, observation: IterationObservation) -> tuple[CallSeen, ...]:
-    """Return the calls that set the clock during the instructions of a sample."""
+def _calls_in(sample: InstructionSample, calls: Sequence[CallSample]) -> tuple[CallSeen, ...]:
+    """Return which calls of its class set the clock during the instructions of a sample."""
     if sample.num_calls <= _MOST_UNCOUNTED_CALLS:
         return ()
     found, left = [], sample.num_calls
-    for call in observation.call_samples:
+    for call in calls:
         longer = max(call.before, call.after, key=lambda share: share.time_s)
-        if call.instruction_class == sample.instruction_class and longer.sm_clock_mhz == sample.main_share.sm_clock_mhz:
+        if longer.sm_clock_mhz == sample.main_share.sm_clock_mhz:
             count = min(1.0, call.count / sample.count)
             after_mhz = call.after.sm_clock_mhz if call.after.time_s else call.before.sm_clock_mhz
             found.append(CallSeen(call.before.sm_clock_mhz, after_mhz, count))

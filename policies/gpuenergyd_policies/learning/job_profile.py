@@ -9,7 +9,7 @@ at its power limit, bends around the clock that it sustains are tried; clocks ab
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from statistics import fmean, median, median_low
 
 import numpy as np
@@ -166,11 +166,13 @@ def _with_bends(
     if all(clock >= classes[0].clocks_mhz[0] for seen in times for clock, _ in seen.shares):
         return classes
     rows = time_rows(classes, times, has_calls=True)
+
+    score = cache(lambda *bends: _score(_bent(classes, dict(zip(chosen, bends, strict=True))), rows, of_time))
     chosen = dict.fromkeys(map(_bend_group, classes), 0)
     for group in chosen:
         members = [own for own in classes if _bend_group(own) == group]
         scores = [
-            _score(_bent(classes, {**chosen, group: k}), rows, of_time) - max(_penalty(own, k) for own in members)
+            score(*{**chosen, group: k}.values()) - max(_penalty(own, k) for own in members)
             for k in range(len(BEND_RATIOS))
         ]
         chosen[group] = int(np.argmax(scores))
@@ -227,7 +229,7 @@ def _bent(
 
 def _score(classes: Sequence[ClassAtFullSpeed], rows: TimeRows, of_time: CurveModel) -> float:
     seen = time_evidence(classes, rows, of_time, calls_sigma_s=CALLS_SIGMA_S, num_rounds=2)
-    return of_time.posterior(seen.observed, seen.observed, seen.evidence).evidence_score
+    return of_time.score(seen.observed, seen.evidence)
 
 
 def _waiting(observations: Sequence[IterationObservation], gpus: Sequence[GpuView]) -> Waiting:

@@ -269,7 +269,7 @@ def time_evidence(
         weights = progress / total[:, None]
         evidence = Evidence(weights, np.log(total) + weights @ curve, noise)
         if is_mixed and number < num_rounds - 1:
-            curve = of_time.posterior(observed, observed, evidence).mean
+            curve = of_time.mean(observed, evidence)
     return TimeEvidence(observed, evidence, calls)
 
 
@@ -353,5 +353,5 @@ def power_evidence(
         weights = expected / total[:, None]
         evidence = Evidence(weights, np.log(np.array(busy_j) / total) + weights @ curve, noise)
         if number < _ROUNDS - 1:
-            curve = of_power.posterior(observed, observed, evidence).mean
+            curve = of_power.mean(observed, evidence)
     return PowerSeen(observed, evidence, per_waiting)

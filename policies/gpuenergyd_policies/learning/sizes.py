@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.linalg import solve_triangular
 
 from gpuenergyd_policies.learning.shape import FloatArray
-from gpuenergyd_policies.learning.single_clocks import SingleClocks
+from gpuenergyd_policies.learning.single_clocks import SingleClocks, solved
 
 _STEPS = {
     "job": (1.0, 1.4, 2.0, 2.8, 4.0),
@@ -102,7 +101,7 @@ class Sized:
     def _root(self, of_singles: Sequence[FloatArray], factors: Factors) -> FloatArray:
         by_class, by_kind = self.scales[0] * factors.single_class, self.scales[1] * factors.single_kind
         covariance = factors.scaled(self.smooth) + self.noise + by_class**2 * of_singles[0] + by_kind**2 * of_singles[1]
-        covariance[np.diag_indices(len(covariance))] += 1e-12
+        covariance.ravel()[:: len(covariance) + 1] += 1e-12
         return np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
 
     def _score(self, root: FloatArray) -> float:
@@ -132,8 +131,3 @@ class Sized:
                         scores[factors] = self._score(self._root(of_singles, factors)) - factors.log_penalty
                 best = max(tried, key=scores.__getitem__)
         return replace(self, factors=best)
-
-
-def solved(root: FloatArray, values: FloatArray) -> FloatArray:
-    """Return the lower triangular root's inverse times the values."""
-    return np.asarray(solve_triangular(root, values, lower=True, check_finite=False), dtype=np.float64)

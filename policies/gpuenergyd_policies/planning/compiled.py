@@ -108,14 +108,14 @@ class Kernel(Generic[P, R]):
 
     @cached_property
     def machine_code(self) -> Any:
-        """Numba's dispatcher."""
+        """Numba's dispatcher; inlined into kernels that call it, since a call counts references to each array."""
         numba, folder = _numba(), cache_folder()
         if folder is None:
-            return numba.njit(nogil=True)(self.plain)
+            return numba.njit(nogil=True, forceinline=True)(self.plain)
         before = numba.config.CACHE_DIR
         numba.config.CACHE_DIR = str(folder)
         try:
-            return numba.njit(cache=True, nogil=True)(self.plain)
+            return numba.njit(cache=True, nogil=True, forceinline=True)(self.plain)
         finally:
             numba.config.CACHE_DIR = before
 

@@ -23,7 +23,7 @@ def compile_kernels() -> None:
     graph, profile = tiny_pipeline(num_stages, 2 * num_stages)
     solved = solve(graph, profile, deadline_s=deadline_s)
     simulate_switching(graph, profile, ((),) * num_stages, latency=latency_s)
-    plan_segments(graph, profile, solved, deadline_s=deadline_s, max_segments=2, latency=latency_s)
+    plan_segments(graph, profile, solved, deadline_s=deadline_s, max_segments=2, latency=latency_s, steps=10)
     FlowAveraging(make_problem(graph, profile), deadline_s, forced=False).prices(1)
     for point in entry_points(group="gpuenergyd.kernels"):
         point.load()(graph, profile, solved)

@@ -44,7 +44,7 @@ def njit_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, bool], s
     return calls
 
 
-def test_a_kernel_is_cached_on_disk_and_releases_the_interpreter_lock(
+def test_a_kernel_is_cached_on_disk_inlined_and_releases_the_interpreter_lock(
     njit_calls: list[tuple[dict[str, bool], str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiled, "cache_folder", lambda: tmp_path)
@@ -52,7 +52,7 @@ def test_a_kernel_is_cached_on_disk_and_releases_the_interpreter_lock(
     kernel = compiled.compiled(_doubled)
 
     assert [kernel(21), kernel(1)] == [42.5, 2.5]
-    assert njit_calls == [({"cache": True, "nogil": True}, str(tmp_path))]
+    assert njit_calls == [({"cache": True, "nogil": True, "forceinline": True}, str(tmp_path))]
     assert compiled._numba().config.CACHE_DIR == "as before"
 
 
@@ -63,7 +63,7 @@ def test_a_kernel_is_compiled_in_memory_without_a_cache_folder(
     monkeypatch.setattr(compiled, "_is_plain", ContextVar("is_plain", default=False))
 
     assert compiled.compiled(_doubled)(21) == 42.5
-    assert njit_calls == [({"nogil": True}, "as before")]
+    assert njit_calls == [({"nogil": True, "forceinline": True}, "as before")]
 
 
 def test_a_kernel_runs_as_plain_python_where_that_is_quicker(njit_calls: list[tuple[dict[str, bool], str]]) -> None:

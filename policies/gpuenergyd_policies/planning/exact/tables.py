@@ -126,15 +126,12 @@ def under_hull(hull: HullChain, allowed_j: float) -> HullChain:
     corners_s, corners_j = [float(times[0])], [float(costs[0])]
     kept = 0
     while kept < len(slopes_w) - 1:
-        best = kept + 1
-        for other in range(kept + 1, len(slopes_w)):
-            # the chain lies farthest below the hull where the kept line meets a later one
-            corner_s = float((at_zero_j[other] - at_zero_j[kept]) / (slopes_w[kept] - slopes_w[other]))
-            corner_j = float(at_zero_j[kept] + slopes_w[kept] * corner_s)
-            if float(np.interp(corner_s, times, costs)) - corner_j > allowed_j and other > kept + 1:
-                break
-            best, found = other, (corner_s, corner_j)
-        corners_s.append(found[0])
-        corners_j.append(found[1])
-        kept = best
+        # the chain lies farthest below the hull where the kept line meets a later one
+        corner_s = (at_zero_j[kept + 1 :] - at_zero_j[kept]) / (slopes_w[kept] - slopes_w[kept + 1 :])
+        corner_j = at_zero_j[kept] + slopes_w[kept] * corner_s
+        is_far = np.append(np.interp(corner_s, times, costs) - corner_j > allowed_j, True)
+        last = int(np.argmax(is_far[1:]))
+        corners_s.append(float(corner_s[last]))
+        corners_j.append(float(corner_j[last]))
+        kept += 1 + last
     return HullChain(np.array([*corners_s, times[-1]]), np.array([*corners_j, costs[-1]]))

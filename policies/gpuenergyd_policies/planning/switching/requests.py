@@ -30,14 +30,14 @@ timeline, the rank's leads grow by the longest such wait.
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import groupby
 from statistics import mean
 
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionClass
 from gpuenergyd.core.pipeline.plan import ClockChange
 from gpuenergyd.core.pipeline.profile import PipelineProfile
-from gpuenergyd.core.pipeline.switching import SwitchLatency, constant_latency
+from gpuenergyd.core.pipeline.switching import SwitchLatency, constant_latency, region_of
 from gpuenergyd.core.pipeline.timeline import Span, Timeline
 from gpuenergyd_policies.planning.switching.driver_queue import QueuedClockCall, driver_waits_s
 
@@ -45,7 +45,8 @@ Latency = float | Sequence[SwitchLatency]
 """Time in s from any clock request until it takes effect, or the latency of each rank's GPU."""
 PlannedClocks = frozenset[tuple[InstructionClass, int]]
 """Instruction classes with their planned clocks."""
-_RequiredClock = Callable[[PlannedClocks], int]
+_RequiredClock = Callable[[frozenset[int]], int]
+"""Of the numbers of such pairs."""
 _QUEUE_ROUNDS = 3
 
 
@@ -68,18 +69,29 @@ def clock_changes(
         for own, spans in zip(latencies, spans_of, strict=True)
     ]
     # The same groups of instructions recur within an iteration, on all ranks and in all rounds.
-    required_clock = cache(partial(fast_enough_clock, profile=profile))
+    number_of: dict[tuple[InstructionClass, int], int] = {}
+    numbers_of = [
+        [number_of.setdefault((i.instruction_class, sm_clocks_mhz[i]), len(number_of)) for i in instructions]
+        for instructions in ([span.instruction for span in spans] for spans in spans_of)
+    ]
+    entries = list(number_of)
+
+    @cache
+    def required_clock(numbers: frozenset[int]) -> int:
+        return fast_enough_clock(frozenset(entries[number] for number in numbers), profile)
+
     waits_s = [0.0] * planned.num_ranks
     for _ in range(_QUEUE_ROUNDS):
         changes = tuple(
             _rank_changes(
                 spans,
-                sm_clocks_mhz,
+                numbers,
+                [entries[number][1] for number in numbers],
                 iteration_time_s=planned.iteration_time_s,
                 leads_s={clock: lead_s + wait_s for clock, lead_s in own.items()},
                 required_clock=required_clock,
             )
-            for spans, own, wait_s in zip(spans_of, own_leads_s, waits_s, strict=True)
+            for spans, numbers, own, wait_s in zip(spans_of, numbers_of, own_leads_s, waits_s, strict=True)
         )
         wanted_s = [*map(max, waits_s, longest_raise_waits_s(spans_of, changes, latencies))]
         if wanted_s == waits_s:
@@ -110,8 +122,10 @@ def raise_leads_s(latency: SwitchLatency, sm_clocks_mhz: Collection[int]) -> dic
     is never the target of a raise and gets the longest lead of the others.
     """
     ordered = sorted(sm_clocks_mhz)
+    # A latency depends on the region of the clock before, not on the clock.
+    lowest_of = {region_of(clock, latency.max_sm_clock_mhz): clock for clock in reversed(ordered)}
     leads_s = {
-        high: max(latency.stall_s, *(latency.late_s(low, high) for low in ordered[:k]))
+        high: max(latency.stall_s, *(latency.late_s(low, high) for low in lowest_of.values() if low < high))
         for k, high in enumerate(ordered)
         if k
     }
@@ -179,7 +193,8 @@ class TimedRequest:
 
 def _rank_changes(
     spans: Sequence[Span],
-    sm_clocks_mhz: Mapping[Instruction, int],
+    numbers: Sequence[int],
+    sm_clocks_mhz: Sequence[int],
     *,
     iteration_time_s: float,
     leads_s: Mapping[int, float],
@@ -189,11 +204,9 @@ def _rank_changes(
         return ()
     requests = _required_clocks(
         spans,
-        sm_clocks_mhz,
+        numbers,
         iteration_time_s=iteration_time_s,
-        leads_s=leads_without_replaced_raises_s(
-            spans, [sm_clocks_mhz[span.instruction] for span in spans], leads_s, iteration_time_s=iteration_time_s
-        ),
+        leads_s=leads_without_replaced_raises_s(spans, sm_clocks_mhz, leads_s, iteration_time_s=iteration_time_s),
         required_clock=required_clock,
     )
     return tuple(
@@ -204,7 +217,7 @@ def _rank_changes(
 
 def _required_clocks(
     spans: Sequence[Span],
-    sm_clocks_mhz: Mapping[Instruction, int],
+    numbers: Sequence[int],
     *,
     iteration_time_s: float,
     leads_s: Sequence[float],
@@ -212,7 +225,7 @@ def _required_clocks(
 ) -> list[TimedRequest]:
     """Return every change of the required clock within one period, in order; the first is tied to the first start.
 
-    `leads_s` are in the order of the spans.
+    `numbers`, of class and planned clock, and `leads_s` are in the order of the spans.
     """
     # Moments map (position, offset) to planned time. The required clock may fall when an instruction begins, and rise
     # one lead before; leads that reach before the first start belong to the end of the previous iteration. A moment
@@ -233,15 +246,11 @@ def _required_clocks(
         if position == last:
             offset_s = min(offset_s, spans[last].duration_s)
         moments[position, offset_s] = max(moment_s, moments.get((position, offset_s), 0.0))
-    planned = [(span.instruction.instruction_class, sm_clocks_mhz[span.instruction]) for span in spans]
-    longest_s = max(leads_s)
+    requested_by = RequestedBy(starts_s, leads_s, iteration_time_s=iteration_time_s)
     requests: list[TimedRequest] = []
     in_force: int | None = None
     for (at, offset_s), moment_s in sorted(moments.items()):
-        window = instructions_requested_by(
-            spans, leads_s, at, moment_s, iteration_time_s=iteration_time_s, longest_s=longest_s
-        )
-        required_mhz = required_clock(frozenset([planned[k] for k in window]))
+        required_mhz = required_clock(frozenset([numbers[k] for k in requested_by.positions(at, moment_s)]))
         if required_mhz != in_force:
             requests.append(TimedRequest(at, offset_s, required_mhz))
             in_force = required_mhz
@@ -275,28 +284,24 @@ def leads_without_replaced_raises_s(
     return found_s
 
 
-def instructions_requested_by(
-    spans: Sequence[Span],
-    leads_s: Sequence[float],
-    first: int,
-    moment_s: float,
-    *,
-    iteration_time_s: float,
-    longest_s: float,
-) -> list[int]:
-    """Return the positions from `first` on whose lead has begun at a moment, continuing into the next iteration.
+class RequestedBy:
+    """Which instructions of a rank must have been requested by a moment, continuing into the next iteration."""
 
-    `longest_s` is the longest lead.
-    """
-    n = len(spans)
-    positions = [first]
-    for k in range(first + 1, first + n):
-        start_s = spans[k % n].start_s + (iteration_time_s if k >= n else 0.0)
-        if start_s - longest_s > moment_s:
-            break
-        if start_s - leads_s[k % n] <= moment_s:
-            positions.append(k % n)
-    return positions
+    def __init__(self, starts_s: Sequence[float], leads_s: Sequence[float], *, iteration_time_s: float) -> None:
+        self._num_instructions, longest_s = len(starts_s), max(leads_s)
+        both_s = [*starts_s, *(start_s + iteration_time_s for start_s in starts_s)]
+        self._earliest_s = [start_s - longest_s for start_s in both_s]  # with a lead as long as the longest
+        self._requested_s = [start_s - lead_s for start_s, lead_s in zip(both_s, [*leads_s, *leads_s], strict=True)]
+
+    def positions(self, first: int, moment_s: float) -> list[int]:
+        """Return the positions from `first` on whose lead has begun at a moment."""
+        n, positions = self._num_instructions, [first]
+        for k in range(first + 1, first + n):
+            if self._earliest_s[k] > moment_s:
+                break
+            if self._requested_s[k] <= moment_s:
+                positions.append(k % n)
+        return positions
 
 
 def fast_enough_clock(planned: PlannedClocks, profile: PipelineProfile | None) -> int:

@@ -17,6 +17,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -80,36 +81,7 @@ def plan_segments(
     steps per restart. With `forced` the time until the deadline passes anyway, so waiting costs nothing extra.
     """
     search = SegmentSearch(graph, profile, latency=latency, max_segments=max_segments)
-    full_speed = search.plan(search.full_speed())
-    best = full_speed if full_speed.simulated.iteration_time_s <= deadline_s * (1 + _ROUNDING) else None
-    idle_power_w = profile.blocking_power_w * graph.num_ranks
-    full_speed_j = baseline(graph, profile).energy_j
-    fastest_s = min(full_speed.simulated.iteration_time_s, deadline_s)
-    late_s = 0.0
-    start = at_prices = search.cheapest_at(solved.prices_w)
-    temperature_j = TEMPERATURE_RATIO * max(full_speed_j - solved.energy_j, 1e-3 * full_speed_j)
-    for restart in range(RESTARTS):
-        is_last = restart == RESTARTS - 1
-        found = search.anneal(
-            start if is_last else at_prices,
-            Annealing(
-                blocking_power=profile.blocking_power_w,
-                waiting_power=0.0 if forced else idle_power_w,
-                deadline=max(deadline_s - late_s, fastest_s) * (1 + _ROUNDING),
-                overtime_price=max(solved.price_w, idle_power_w),
-                temperature=temperature_j / LAST_COOLER if is_last else temperature_j,
-                steps=steps,
-                seed=SEED + restart,
-            ),
-        )
-        if found is None:
-            continue
-        plan = search.plan(found)
-        meets_deadline = plan.simulated.iteration_time_s <= deadline_s * (1 + 2 * _ROUNDING)
-        late_s += max(0.0, plan.simulated.iteration_time_s - deadline_s)
-        if meets_deadline and (best is None or plan.simulated.energy_j < best.simulated.energy_j):
-            best, start = plan, found
-    return best
+    return search.best(solved, deadline_s=deadline_s, max_segments=max_segments, forced=forced, steps=steps)
 
 
 class SegmentSearch:
@@ -160,6 +132,46 @@ class SegmentSearch:
             pending_clock=ints(np.zeros(num_ranks * MAX_PENDING)),
         )
 
+    @cached_property
+    def _at_full_speed(self) -> tuple[SegmentedPlan, float]:
+        """The plan at full speed, and its energy where clocks are in effect in time."""
+        return self.plan(self.full_speed()), baseline(self._graph, self._profile).energy_j
+
+    def best(
+        self, solved: SolvedPlan, *, deadline_s: float, max_segments: int, forced: bool = False, steps: int = STEPS
+    ) -> SegmentedPlan | None:
+        """Return the best plan found with this limit from now on; see `plan_segments`."""
+        self._max_segments = max_segments
+        full_speed, full_speed_j = self._at_full_speed
+        best = full_speed if full_speed.simulated.iteration_time_s <= deadline_s * (1 + _ROUNDING) else None
+        idle_power_w = self._profile.blocking_power_w * self._graph.num_ranks
+        fastest_s = min(full_speed.simulated.iteration_time_s, deadline_s)
+        late_s = 0.0
+        start = at_prices = self.cheapest_at(solved.prices_w)
+        temperature_j = TEMPERATURE_RATIO * max(full_speed_j - solved.energy_j, 1e-3 * full_speed_j)
+        for restart in range(RESTARTS):
+            is_last = restart == RESTARTS - 1
+            found = self.anneal(
+                start if is_last else at_prices,
+                Annealing(
+                    blocking_power=self._profile.blocking_power_w,
+                    waiting_power=0.0 if forced else idle_power_w,
+                    deadline=max(deadline_s - late_s, fastest_s) * (1 + _ROUNDING),
+                    overtime_price=max(solved.price_w, idle_power_w),
+                    temperature=temperature_j / LAST_COOLER if is_last else temperature_j,
+                    steps=steps,
+                    seed=SEED + restart,
+                ),
+            )
+            if found is None:
+                continue
+            plan = self.plan(found)
+            meets_deadline = plan.simulated.iteration_time_s <= deadline_s * (1 + 2 * _ROUNDING)
+            late_s += max(0.0, plan.simulated.iteration_time_s - deadline_s)
+            if meets_deadline and (best is None or plan.simulated.energy_j < best.simulated.energy_j):
+                best, start = plan, found
+        return best
+
     def full_speed(self) -> Segments:
         """Return one segment per rank at its highest clock, which needs no clock change."""
         first = self._pipeline.first
@@ -172,25 +184,14 @@ class SegmentSearch:
 
     def cheapest_at(self, prices_w: Sequence[float]) -> Segments:
         """Return each rank's cheapest segments at these prices of time, one price per node."""
-        first, options, times, energies = (
-            self._pipeline.first,
-            self._pipeline.options,
-            self._pipeline.times,
-            self._pipeline.energies,
-        )
+        first, options, prices = self._pipeline.first, np.array(self._pipeline.options), np.array(prices_w)
+        times, energies = np.array(self._pipeline.times), np.array(self._pipeline.energies)
         bounds: list[int] = []
         clocks: list[int] = []
         for r, grid in enumerate(self._grids):
-            costs = np.array(
-                [
-                    [
-                        energies[options[v] + c]
-                        + (prices_w[v] - self._profile.blocking_power_w) * times[options[v] + c]
-                        for c in range(len(grid))
-                    ]
-                    for v in range(first[r], first[r + 1])
-                ]
-            )
+            nodes = np.arange(first[r], first[r + 1])
+            offered = options[nodes, None] + np.arange(len(grid))
+            costs = energies[offered] + (prices[nodes, None] - self._profile.blocking_power_w) * times[offered]
             rank_bounds, rank_clocks = cheapest_segments(costs, self._max_segments)
             bounds += rank_bounds
             clocks += rank_clocks

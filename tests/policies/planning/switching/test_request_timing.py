@@ -10,18 +10,19 @@ from hypothesis import strategies as st
 from gpuenergyd.core.pipeline.graph import Instruction, InstructionClass, InstructionKind, dependency_graph, gpipe
 from gpuenergyd.core.pipeline.plan import ClockChange
 from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, PipelineProfile
-from gpuenergyd.core.pipeline.switching import Direction, SwitchLatency, TargetLatency
+from gpuenergyd.core.pipeline.switching import ClockRegion, Direction, RegionLatency, SwitchLatency, TargetLatency
 from gpuenergyd.core.pipeline.timeline import Span, timeline
 from gpuenergyd_plan.offline.clock_changes import naive_changes
 from gpuenergyd_policies.planning.switching.requests import (
+    RequestedBy,
     TimedRequest,
     clock_changes,
     fast_enough_clock,
-    instructions_requested_by,
     leads_without_replaced_raises_s,
     longest_lead_s,
     longest_raise_waits_s,
     merge_per_instruction,
+    raise_leads_s,
     rank_latencies,
 )
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching
@@ -133,12 +134,7 @@ def test_naive_changes_are_made_where_the_clock_differs_from_the_previous_one() 
 def test_a_window_holds_the_instructions_that_begin_by_its_end_across_iterations(
     first: int, until_s: float, window: list[int]
 ) -> None:
-    assert (
-        instructions_requested_by(
-            _spans(0, [0.0, 2.0, 4.0]), [0.0] * 3, first, until_s, iteration_time_s=10.0, longest_s=0.0
-        )
-        == window
-    )
+    assert RequestedBy([0.0, 2.0, 4.0], [0.0] * 3, iteration_time_s=10.0).positions(first, until_s) == window
 
 
 def planned(clocks: Mapping[Instruction, int]) -> frozenset[tuple[InstructionClass, int]]:
@@ -325,3 +321,21 @@ def test_leads_are_those_that_a_look_at_all_of_them_finds(
                 expected_s[j] = start_s - needed_s + leads_s[clocks[j]]
 
     assert leads_without_replaced_raises_s(spans, clocks, leads_s, iteration_time_s=iteration_time_s) == expected_s
+
+
+def test_a_raise_has_the_longest_lead_of_those_from_any_lower_clock() -> None:
+    clocks = (600, 700, 800, 850, 900, 1000)
+    regions = [(ClockRegion.LOW, 0.2), (ClockRegion.MIDDLE, 0.4), (ClockRegion.HIGH, 0.1)]
+    latency = SwitchLatency(
+        raise_s=0.3,
+        lower_s=0.3,
+        max_sm_clock_mhz=1000,
+        regions=tuple(RegionLatency(Direction.RAISE, own, ClockRegion.HIGH, late_s, late_s) for own, late_s in regions),
+        targets=(TargetLatency(Direction.RAISE, 850, 0.05, 0.05),),
+    )
+
+    leads_s = raise_leads_s(latency, clocks)
+
+    raises_s = {high: max(latency.late_s(low, high) for low in clocks if low < high) for high in clocks[1:]}
+    assert leads_s == {600: 0.4} | raises_s
+    assert raises_s == {700: 0.3, 800: 0.3, 850: 0.05, 900: 0.4, 1000: 0.4}
