@@ -1,10 +1,7 @@
 """The result of a job in words: the saving with its interval, or why there is none."""
 
-from dataclasses import dataclass
-
 from gpuenergyd.core.host.energy_scope import EnergyScope
 from gpuenergyd.core.job.result_text import (
-    NOT_SIGNIFICANT,
     cost_text,
     predicted_saving_text,
     saving_span_text,
@@ -14,19 +11,8 @@ from gpuenergyd.core.job.result_text import (
 )
 from gpuenergyd.core.pipeline.graph import LOOP_SCHEDULE
 from gpuenergyd.count_text import count_text
-from gpuenergyd.report import formatting
 from gpuenergyd.report.job import JobReport
 from gpuenergyd.store import JobSummary
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """One value of a job with its name and a note below it."""
-
-    name: str
-    value: str
-    note: str = ""
-    is_good: bool = False
 
 
 def headline(report: JobReport) -> str:
@@ -64,37 +50,6 @@ def evidence(report: JobReport) -> str:
         f"95 % confidence: {', '.join(spans)}. {count_text(job.num_compared_tuned_iterations, 'tuned iteration')}"
         f" against {job.num_compared_baseline_iterations} at full speed beside them.{permitted}"
     )
-
-
-def tiles(report: JobReport) -> list[Tile]:
-    """Return the known values of a job; for a job without a plan, only those at full speed."""
-    job, text = report.summary, formatting
-    found: list[Tile] = []
-    if job.saving_ratio is not None:
-        note = "95 %: " + saving_span_text(job.saving_interval) if job.saving_interval else ""
-        is_known = bool(job.is_saving_significant)
-        value = saving_text(job.saving_ratio).removesuffix(" energy") if is_known else NOT_SIGNIFICANT
-        is_good = is_known and job.saving_ratio > 0
-        found.append(Tile("energy per iteration", value, note.removesuffix(" energy"), is_good))
-    if job.slowdown_ratio is not None:
-        note = "95 %: " + slowdown_span_text(job.slowdown_interval) if job.slowdown_interval else ""
-        found.append(Tile("speed", speed_text(job.slowdown_ratio).removeprefix("at the "), note))
-    if report.saved_energy_j is not None:
-        name = "energy saved" if report.saved_energy_j >= 0 else "additional energy"
-        note = f"by {count_text(job.num_tuned_iterations, 'tuned iteration')}"
-        found.append(Tile(name, text.energy_text(abs(report.saved_energy_j)), note, report.saved_energy_j > 0))
-    if not job.num_tuned_iterations:
-        if job.baseline_energy_j is not None:
-            found.append(Tile("energy per iteration", text.energy_text(job.baseline_energy_j), "at full speed"))
-        if job.baseline_time_s is not None:
-            found.append(Tile("iteration time", text.time_text(job.baseline_time_s), "at full speed"))
-    used = report.energy_use
-    if used.used_j is not None:
-        estimated = f", {text.energy_text(used.estimated_j)} of it estimated" if used.estimated_j else ""
-        whose = "modules (GPU, processor, memory)" if is_of_modules(job) else "GPUs"
-        note = f"by its {whose} in {text.time_text(job.duration_s)}{estimated}"
-        found.append(Tile("energy used", text.energy_text(used.used_j), note))
-    return found
 
 
 def is_of_modules(job: JobSummary) -> bool:

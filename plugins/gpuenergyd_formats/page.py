@@ -18,7 +18,7 @@ from gpuenergyd.report import formatting
 from gpuenergyd.report.formatting import power_text
 from gpuenergyd.report.group_keys import GroupBy
 from gpuenergyd.report.groups import EnergyQuery, grouped
-from gpuenergyd.report.headline import Tile, evidence, headline, tiles, time_cost
+from gpuenergyd.report.headline import evidence, headline, time_cost
 from gpuenergyd.report.job import JobReport, before_and_after, plan_in_force
 from gpuenergyd.report.plugin_formats import ReportedJobs, ReportFormat
 from gpuenergyd.report.plugin_groups import GroupTable
@@ -33,6 +33,7 @@ from gpuenergyd_formats.charts.iterations import series_svg
 from gpuenergyd_formats.charts.power import power_svg
 from gpuenergyd_formats.charts.time_energy import plane_svg
 from gpuenergyd_formats.charts.timeline import timelines_svg
+from gpuenergyd_formats.tiles import Tile, tiles
 
 _SHORT_JOB_S = 7200.0
 _STATUS_ORDER = {status: rank for rank, status in enumerate(SampleStatus)}

@@ -12,11 +12,12 @@ from rich.console import Console, RenderableType
 from gpuenergyd.core.job.result_text import saving_span_text, slowdown_span_text
 from gpuenergyd.report.group_keys import GroupBy
 from gpuenergyd.report.groups import EnergyQuery, grouped
-from gpuenergyd.report.headline import evidence, headline, tiles
+from gpuenergyd.report.headline import evidence, headline
 from gpuenergyd.report.job import TOKENS_TAG, JobReport, job_reports
 from gpuenergyd.report.terminal.tables import groups_table, job_table, jobs_table
 from gpuenergyd.report.totals import saved_total, totals_dict
 from gpuenergyd.store import History, JobSummary, open_history
+from gpuenergyd_formats.tiles import tiles
 from tests.support.sample_history import write_sample_history
 
 NO_PLAN: dict[str, Any] = {

@@ -20,8 +20,6 @@ from gpuenergyd.core.policy_api.target import PerformanceTarget
 _CHANGED_AT_SIGMA = 2.5
 _LEAST_BEFORE = 2
 """Minimum iterations under earlier plans with which an instruction at the same clock is compared."""
-_OF_THE_ONLY_RANK = " of rank 0"
-"""Left out where there is one rank per job: a replica's place in its pipeline is not its rank in the training."""
 
 
 class Finding(StrEnum):
@@ -141,10 +139,8 @@ def evaluate(
     faster = _faster_instruction(timed, newest, rules) or _above_full_speed(newest[-shortest:], at_full_speed, rules)
     if faster is None:
         return None
-    num_ranks = len({sample.pp_rank for sample in newest[-1].instruction_samples})
-    if num_ranks > 1:
-        return Finding.STAGE_IS_FASTER, faster
-    return Finding.JOB_IS_FASTER, faster.replace(_OF_THE_ONLY_RANK, "")
+    text = _without_only_rank(faster, newest[-1])
+    return Finding.STAGE_IS_FASTER if text == faster else Finding.JOB_IS_FASTER, text
 
 
 def passed_ratios(
@@ -283,9 +279,7 @@ def what_changed(
     if not changed:
         return None
     largest = max(changed, key=lambda what: abs(changed[what] - 1))
-    is_one_rank = len({sample.pp_rank for o in now for sample in o.instruction_samples}) == 1
-    named = largest.replace(_OF_THE_ONLY_RANK, "") if is_one_rank else largest
-    return f"{named} takes {changed[largest]:.3f} times as long as before"
+    return f"{_without_only_rank(largest, now[-1])} takes {changed[largest]:.3f} times as long as before"
 
 
 def _times_s(
@@ -330,3 +324,9 @@ def _mean_times_s(observation: IterationObservation) -> dict[str, float]:
 def _name(sample: InstructionSample) -> str:
     name = chunk_name(sample.kind, sample.chunk_index)
     return f"{sample.kind} of rank {sample.pp_rank}{name and ' chunk ' + name}"
+
+
+def _without_only_rank(text: str, observation: IterationObservation) -> str:
+    """Leave out the rank where a job has one: a replica's place in its pipeline is not its rank in the training."""
+    has_one = len({sample.pp_rank for sample in observation.instruction_samples}) == 1
+    return text.replace(" of rank 0", "") if has_one else text

@@ -104,9 +104,13 @@ class ManualLeases:
             yield
 
     def require_free_for(self, gpu_uuid: str, holder: LeaseHolder) -> None:
-        """Check that a holder may lease a GPU; raise JobError if a job uses it or another holder has leased it."""
+        """Check that a holder may lease a GPU; raise JobError if a job uses it or another holder has leased it.
+
+        Administrators share their leases; a zeusd client has its own, identified by its pid while it runs.
+        """
         lease = self._leases.get(gpu_uuid)
-        if lease is None or not _is_same_holder(lease.holder, holder):
+        kind = ClaimKind.ADMINISTRATOR
+        if lease is None or not (lease.holder == holder or lease.holder.kind is holder.kind is kind):
             self.gpus.require_free(gpu_uuid)
 
     async def set(
@@ -331,8 +335,3 @@ async def require_power_limit_in_range(worker: WorkerPort, gpu: Gpu, power_limit
         raise UsageError(
             f"{power_limit_w:g} W is out of range; GPU {gpu.identity.gpu_uuid} supports {low_w:g} to {high_w:g} W"
         )
-
-
-def _is_same_holder(one: LeaseHolder, other: LeaseHolder) -> bool:
-    """Administrators share their leases; a zeusd client has its own, identified by its pid while it runs."""
-    return one.kind is other.kind and (one.kind is ClaimKind.ADMINISTRATOR or one == other)

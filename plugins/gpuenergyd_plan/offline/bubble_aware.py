@@ -218,7 +218,7 @@ def _with_switching(
     """Return the plan with switch latency, in at most `max_switches` segments if requested."""
     from gpuenergyd_plan.offline.clock_changes import lowered_waits, naive_changes  # noqa: PLC0415  start fast
     from gpuenergyd_policies.planning.switching.requests import clock_changes  # noqa: PLC0415
-    from gpuenergyd_policies.planning.switching.segments import plan_segments  # noqa: PLC0415
+    from gpuenergyd_policies.planning.switching.segments import SegmentSearch  # noqa: PLC0415
     from gpuenergyd_policies.planning.switching.simulation import simulate_switching  # noqa: PLC0415
 
     latency_s, profile, forced = request.switch_latency_s, request.profile, request.target.is_forced
@@ -229,15 +229,8 @@ def _with_switching(
     naive = simulate_switching(graph, profile, naive_changes(graph, plan.sm_clocks_mhz), latency=latency_s)
     clocks, changes, simulated = plan.sm_clocks_mhz, free_changes, free
     if request.max_switches is not None:
-        segmented = plan_segments(
-            graph,
-            profile,
-            solved,
-            deadline_s=deadline_s,
-            max_segments=request.max_switches,
-            latency=latency_s,
-            forced=forced,
-        )
+        search = SegmentSearch(graph, profile, latency=latency_s)
+        segmented = search.best(solved, deadline_s=deadline_s, max_segments=request.max_switches, forced=forced)
         if segmented is None:
             raise TargetError(
                 f"iteration time {deadline_s:.6g} s cannot be met with"

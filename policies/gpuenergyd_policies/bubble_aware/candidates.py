@@ -178,7 +178,7 @@ class Candidates:
 
     def _segmented(self, max_segments: Sequence[int], *, is_far: bool = False) -> Iterator[Candidate]:
         """Return plans with few segments, until one is as good as any plan with more could be; see `_latest_s`."""
-        search = SegmentSearch(self.model.graph, self.cautious, latency=self.model.latencies, max_segments=1)
+        search = SegmentSearch(self.model.graph, self.cautious, latency=self.model.latencies)
         for limit in sorted(max_segments):
             plan = search.best(
                 self.solved,
@@ -195,7 +195,7 @@ class Candidates:
     def _with_longer_dwells(self, candidate: Candidate) -> Iterator[Candidate]:
         """Return the plan with its short segments merged, as few as bring its calls within the limits; none if late."""
         graph, latencies = self.model.graph, self.model.latencies
-        search = SegmentSearch(graph, self.cautious, latency=latencies, max_segments=1)
+        search = SegmentSearch(graph, self.cautious, latency=latencies)
         for factor in TUNING.merged_dwells:
             least_s = [factor * max(own.typical_raise_s or own.raise_s, own.lower_s) for own in latencies]
             plan = search.plan_at(with_longer_dwells(graph, self.cautious, candidate.clock_of, least_s))

@@ -7,13 +7,9 @@ a variance of its own, learned only from its measurements (expectation maximizat
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib import import_module
-from importlib.machinery import PathFinder
-from importlib.util import find_spec, module_from_spec
-from typing import Any
 
 import numpy as np
+from scipy.linalg.lapack import dtrtrs
 
 from gpuenergyd_policies.learning.deviations import IntArray, Points
 from gpuenergyd_policies.learning.shape import FloatArray
@@ -76,22 +72,8 @@ class SingleClocks:
 
 def solved(root: FloatArray, values: FloatArray) -> FloatArray:
     """Return the lower triangular root's inverse times the values, as scipy.linalg.solve_triangular does."""
-    return np.asarray(
-        _lapack().dtrtrs(root.T, values, lower=0, trans=1)[0] if values.size else values, dtype=np.float64
-    )
-
-
-@cache
-def _lapack() -> Any:
-    """Return scipy's LAPACK, if possible without all of scipy.linalg, which takes 0.3 s of CPU time to import."""
-    package = find_spec("scipy")
-    folders = (package and package.submodule_search_locations) or ()
-    found = PathFinder.find_spec("scipy.linalg._flapack", [f"{folder}/linalg" for folder in folders])
-    if found is None or found.loader is None:
-        return import_module("scipy.linalg.lapack")
-    module = module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
+    found = dtrtrs(root.T, values, lower=0, trans=1)[0] if values.size else values
+    return np.asarray(found, dtype=np.float64)
 
 
 def _numbered(points: Points, number: dict[tuple[float, ...], int], *, are_of_kinds: bool) -> IntArray:

@@ -13,7 +13,7 @@ from gpuenergyd_policies.planning.averaging import FlowAveraging
 from gpuenergyd_policies.planning.compiled import COMPILE_CLOCK, IS_COMPILED, NO_CACHE_FOLDER, cache_folder
 from gpuenergyd_policies.planning.frontier import solve, tiny_pipeline
 from gpuenergyd_policies.planning.problem import make_problem
-from gpuenergyd_policies.planning.switching.segments import plan_segments
+from gpuenergyd_policies.planning.switching.segments import SegmentSearch
 from gpuenergyd_policies.planning.switching.simulation import simulate_switching
 
 
@@ -23,7 +23,8 @@ def compile_kernels() -> None:
     graph, profile = tiny_pipeline(num_stages, 2 * num_stages)
     solved = solve(graph, profile, deadline_s=deadline_s)
     simulate_switching(graph, profile, ((),) * num_stages, latency=latency_s)
-    plan_segments(graph, profile, solved, deadline_s=deadline_s, max_segments=2, latency=latency_s, steps=10)
+    search = SegmentSearch(graph, profile, latency=latency_s)
+    search.best(solved, deadline_s=deadline_s, max_segments=2, steps=10)
     FlowAveraging(make_problem(graph, profile), deadline_s, forced=False).prices(1)
     for point in entry_points(group="gpuenergyd.kernels"):
         point.load()(graph, profile, solved)

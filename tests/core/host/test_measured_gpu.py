@@ -87,4 +87,3 @@ def test_what_did_not_show_is_not_claimed() -> None:
         "readings by the daemon take 1.1 % of a core for each such GPU",
         "not measured: loaded: torch finds no CUDA GPU",
     )
-    assert meanings(replace(bare, calls=()))[1] == "no energy counter was read: energies are estimated from power"

@@ -114,7 +114,6 @@ def test_a_maximal_limit_that_cannot_be_right_is_not_relied_on(
     limit_w: float | None, default_w: float | None, expected_w: float
 ) -> None:
     assert max_power_w(replace(IDENTITY, max_power_limit_w=limit_w, default_power_limit_w=default_w)) == expected_w
-    assert max_power_w(replace(IDENTITY, energy_scope=EnergyScope.MODULE)) == 800.0
 
 
 def test_the_limit_of_a_gpu_does_not_bound_the_energy_of_its_module() -> None:

@@ -21,6 +21,9 @@ from gpuenergyd.core.pipeline.profile import ClockOption, InstructionProfile, Pi
 from gpuenergyd_plan.profiles.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
 from gpuenergyd_policies.planning.exact.network import FlowNetwork
 from gpuenergyd_policies.planning.exact.sweep_kernels import NetworkArrays
+from gpuenergyd_policies.planning.frontier import SolvedPlan
+from gpuenergyd_policies.planning.switching.requests import Latency
+from gpuenergyd_policies.planning.switching.segments import SegmentedPlan, SegmentSearch
 from tests.support.measured_tables import DATA
 
 F, B = InstructionKind.F, InstructionKind.B
@@ -154,3 +157,10 @@ def kernel_arrays(network: FlowNetwork) -> Any:
     """Return the arrays of a network as numpy's, whether or not kernels are compiled."""
     arrays: Any = map(np.asarray, network.arrays)
     return NetworkArrays(*arrays)
+
+
+def plan_segments(
+    graph: DependencyGraph, profile: PipelineProfile, solved: SolvedPlan, *, latency: Latency, **wanted: Any
+) -> SegmentedPlan | None:
+    """Return the best plan with few segments per rank; see `SegmentSearch.best`."""
+    return SegmentSearch(graph, profile, latency=latency).best(solved, **wanted)

@@ -10,8 +10,7 @@ import pytest
 from gpuenergyd.core.pipeline.graph import dependency_graph, gpipe, one_forward_one_backward
 from gpuenergyd_policies.planning.frontier import frontier, solve
 from gpuenergyd_policies.planning.problem import make_problem
-from gpuenergyd_policies.planning.switching.segments import plan_segments
-from tests.policies.planning.pipelines import Pipeline, plain_pipeline
+from tests.policies.planning.pipelines import Pipeline, plain_pipeline, plan_segments
 from tests.policies.planning.profiles import forward_backward_profile
 
 PIPELINES: dict[str, Pipeline] = {

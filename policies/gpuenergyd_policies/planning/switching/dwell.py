@@ -50,7 +50,10 @@ def _merge(segments: list[_DwellSegment], profile: PipelineProfile, least_s: flo
     """Merge the shortest inner segment until none is too short."""
     segments = list(segments)
     while len(segments) > 1:
-        durations_s = [_time_s(segment, profile) for segment in segments[1:-1]]
+        durations_s = [
+            sum(profile[i.instruction_class].interpolated(segment.sm_clock_mhz).time_s for i in segment.instructions)
+            for segment in segments[1:-1]
+        ]
         if not durations_s or min(durations_s) >= least_s:
             break
         k = 1 + durations_s.index(min(durations_s))
@@ -79,7 +82,3 @@ def _extra_energy_j(segments: Sequence[_DwellSegment], left: int, profile: Pipel
         - profile[i.instruction_class].interpolated(slower.sm_clock_mhz).effective_energy_j(waiting_w)
         for i in slower.instructions
     )
-
-
-def _time_s(segment: _DwellSegment, profile: PipelineProfile) -> float:
-    return sum(profile[i.instruction_class].interpolated(segment.sm_clock_mhz).time_s for i in segment.instructions)

@@ -64,36 +64,13 @@ class SegmentedPlan:
     simulated: SimulatedIteration
 
 
-def plan_segments(
-    graph: DependencyGraph,
-    profile: PipelineProfile,
-    solved: SolvedPlan,
-    *,
-    deadline_s: float,
-    max_segments: int,
-    latency: Latency,
-    forced: bool = False,
-    steps: int = STEPS,
-) -> SegmentedPlan | None:
-    """Return the cheapest plan found with at most `max_segments` segments per rank, None if none meets the deadline.
-
-    The search starts from the prices of `solved`, the plan without segments for the same deadline, and makes `steps`
-    steps per restart. With `forced` the time until the deadline passes anyway, so waiting costs nothing extra.
-    """
-    search = SegmentSearch(graph, profile, latency=latency, max_segments=max_segments)
-    return search.best(solved, deadline_s=deadline_s, max_segments=max_segments, forced=forced, steps=steps)
-
-
 class SegmentSearch:
     """Search for clock segments of one pipeline; clock c of rank r is the c-th in that rank's list, lowest first."""
 
-    def __init__(
-        self, graph: DependencyGraph, profile: PipelineProfile, *, latency: Latency, max_segments: int
-    ) -> None:
+    def __init__(self, graph: DependencyGraph, profile: PipelineProfile, *, latency: Latency) -> None:
         n, num_ranks = len(graph.instructions), graph.num_ranks
         self._graph = graph
         self._profile = profile
-        self._max_segments = max_segments
         self._latencies = rank_latencies(latency, num_ranks)
         classes = sorted({i.instruction_class for i in graph.instructions})
         self._grids = [common_clocks([key for key in classes if key.pp_rank == r], profile) for r in range(num_ranks)]
@@ -140,14 +117,17 @@ class SegmentSearch:
     def best(
         self, solved: SolvedPlan, *, deadline_s: float, max_segments: int, forced: bool = False, steps: int = STEPS
     ) -> SegmentedPlan | None:
-        """Return the best plan found with this limit from now on; see `plan_segments`."""
-        self._max_segments = max_segments
+        """Return the cheapest plan found with at most `max_segments` segments per rank, None if none is in time.
+
+        The search starts from the prices of `solved`, the plan without segments for the same deadline, and makes
+        `steps` steps per restart. With `forced` the time until the deadline passes anyway: waiting costs nothing extra.
+        """
         full_speed, full_speed_j = self._at_full_speed
         best = full_speed if full_speed.simulated.iteration_time_s <= deadline_s * (1 + _ROUNDING) else None
         idle_power_w = self._profile.blocking_power_w * self._graph.num_ranks
         fastest_s = min(full_speed.simulated.iteration_time_s, deadline_s)
         late_s = 0.0
-        start = at_prices = self.cheapest_at(solved.prices_w)
+        start = at_prices = self.cheapest_at(solved.prices_w, max_segments)
         temperature_j = TEMPERATURE_RATIO * max(full_speed_j - solved.energy_j, 1e-3 * full_speed_j)
         for restart in range(RESTARTS):
             is_last = restart == RESTARTS - 1
@@ -178,11 +158,11 @@ class SegmentSearch:
         bounds: list[int] = []
         clocks: list[int] = []
         for r, grid in enumerate(self._grids):
-            bounds += [0] + [first[r + 1] - first[r]] * self._max_segments
-            clocks += [len(grid) - 1] * self._max_segments
+            bounds += [0, first[r + 1] - first[r]]
+            clocks += [len(grid) - 1]
         return Segments(ints(bounds), ints(clocks))
 
-    def cheapest_at(self, prices_w: Sequence[float]) -> Segments:
+    def cheapest_at(self, prices_w: Sequence[float], max_segments: int) -> Segments:
         """Return each rank's cheapest segments at these prices of time, one price per node."""
         first, options, prices = self._pipeline.first, np.array(self._pipeline.options), np.array(prices_w)
         times, energies = np.array(self._pipeline.times), np.array(self._pipeline.energies)
@@ -192,7 +172,7 @@ class SegmentSearch:
             nodes = np.arange(first[r], first[r + 1])
             offered = options[nodes, None] + np.arange(len(grid))
             costs = energies[offered] + (prices[nodes, None] - self._profile.blocking_power_w) * times[offered]
-            rank_bounds, rank_clocks = cheapest_segments(costs, self._max_segments)
+            rank_bounds, rank_clocks = cheapest_segments(costs, max_segments)
             bounds += rank_bounds
             clocks += rank_clocks
         return Segments(ints(bounds), ints(clocks))

@@ -97,7 +97,7 @@ def test_reductions_take_effect_late_and_raises_in_time(
 ) -> None:
     graph = pipeline[0]
     clocks = [data.draw(st.integers(0, 2)) for _ in graph.instructions]
-    search = SegmentSearch(*pipeline, latency=lower_s, max_segments=2)
+    search = SegmentSearch(*pipeline, latency=lower_s)
 
     finish_s, (makespan_s, energy_j, time_s) = search.iteration(clocks)
 
@@ -117,7 +117,7 @@ def _many_clocks(num: int) -> Pipeline:
 def test_a_ninth_pending_reduction_replaces_the_last_one() -> None:
     """Twelve ever lower clocks, each due twenty seconds late: eight are remembered, the last of them the lowest."""
     pipeline = _many_clocks(12)
-    search = SegmentSearch(*pipeline, latency=20.0, max_segments=2)
+    search = SegmentSearch(*pipeline, latency=20.0)
 
     finish_s, (_, energy_j, _) = search.iteration([11, *range(10, 0, -1), 11])
 
@@ -127,7 +127,7 @@ def test_a_ninth_pending_reduction_replaces_the_last_one() -> None:
 
 def test_successive_reductions_all_take_effect() -> None:
     pipeline = _many_clocks(8)
-    search = SegmentSearch(*pipeline, latency=1.5, max_segments=2)
+    search = SegmentSearch(*pipeline, latency=1.5)
 
     _, (_, energy_j, _) = search.iteration([7, 6, 5, 4, 3, 2, 1, 7])
 
@@ -161,7 +161,7 @@ def test_annealing_finds_the_cheapest_segments_that_meet_the_deadline(
         for kind, work in ((F, 1.0), (B, 2.0))
     }
     pipeline = dependency_graph(one_forward_one_backward(1, 2)), PipelineProfile(classes, BLOCKING_W)
-    search = SegmentSearch(*pipeline, latency=lower_s, max_segments=2)
+    search = SegmentSearch(*pipeline, latency=lower_s)
     deadline_s = 6.0 * (1 + slowdown)
     costs_j = {}
     for bounds, clocks in _all_segments(4, 3, 2):
@@ -193,7 +193,7 @@ def test_annealing_finds_the_cheapest_segments_that_meet_the_deadline(
 def test_annealing_ends_at_the_pinned_segments(seed: int, bounds: list[int], clocks: list[int]) -> None:
     """With too few steps to find the optimum, the result depends on every move: update it when moves change."""
     pipeline = dependency_graph(one_forward_one_backward(2, 3)), forward_backward_profile([1.0, 1.1])
-    search = SegmentSearch(*pipeline, latency=0.1, max_segments=3)
+    search = SegmentSearch(*pipeline, latency=0.1)
     deadline_s = 1.08 * search.plan(search.full_speed()).simulated.iteration_time_s
 
     found = search.anneal(
@@ -211,7 +211,7 @@ def test_annealing_ends_at_the_pinned_segments(seed: int, bounds: list[int], clo
 def test_annealing_reports_whether_any_segments_meet_the_deadline(
     deadline_s: float, steps: int, *, is_met: bool
 ) -> None:
-    search = SegmentSearch(*_many_clocks(4), latency=0.0, max_segments=2)
+    search = SegmentSearch(*_many_clocks(4), latency=0.0)
 
     found = search.anneal(
         _segments([0, 1, 4], [3, 2]),
@@ -242,10 +242,10 @@ def test_the_cheapest_segments_weigh_effective_energy_against_the_price_of_time(
     options = (ClockOption(900, 1.0, 200.0), ClockOption(500, 2.0, 140.0))
     profile = PipelineProfile({InstructionClass(0, kind): InstructionProfile(options) for kind in (F, B)}, BLOCKING_W)
     graph = dependency_graph(one_forward_one_backward(1, 2))
-    search = SegmentSearch(graph, profile, latency=0.0, max_segments=2)
+    search = SegmentSearch(graph, profile, latency=0.0)
 
-    assert _values(search.cheapest_at([69.0, 69.0, 71.0, 71.0])) == ([0, 2, 4], [0, 1])
-    assert _values(search.cheapest_at([71.0, 71.0, 69.0, 69.0])) == ([0, 2, 4], [1, 0])
+    assert _values(search.cheapest_at([69.0, 69.0, 71.0, 71.0], 2)) == ([0, 2, 4], [0, 1])
+    assert _values(search.cheapest_at([71.0, 71.0, 69.0, 69.0], 2)) == ([0, 2, 4], [1, 0])
 
 
 def test_the_cheapest_segments_use_each_instructions_own_times_and_energies() -> None:
@@ -259,7 +259,7 @@ def test_the_cheapest_segments_use_each_instructions_own_times_and_energies() ->
     graph = dependency_graph(gpipe(1, 2))
 
     def cheapest(max_segments: int, prices_w: Sequence[float]) -> tuple[list[int], list[int]] | None:
-        return _values(SegmentSearch(graph, profile, latency=0.0, max_segments=max_segments).cheapest_at(prices_w))
+        return _values(SegmentSearch(graph, profile, latency=0.0).cheapest_at(prices_w, max_segments))
 
     assert cheapest(2, [40.0] * 4) == ([0, 2, 4], [1, 0])
     assert cheapest(3, [40.0] * 4) == ([0, 2, 4, 4], [1, 0, 0])
@@ -273,7 +273,7 @@ def test_full_speed_is_one_segment_at_the_highest_clock_of_every_rank() -> None:
     )
     graph = dependency_graph(one_forward_one_backward(2, 2))
 
-    search = SegmentSearch(graph, profile, latency=0.1, max_segments=3)
+    search = SegmentSearch(graph, profile, latency=0.1)
     plan = search.plan(search.full_speed())
 
     by_rank = {i.pp_rank: mhz for i, mhz in zip(graph.instructions, plan.sm_clocks_mhz, strict=True)}
@@ -282,7 +282,7 @@ def test_full_speed_is_one_segment_at_the_highest_clock_of_every_rank() -> None:
 
 
 def test_segments_become_a_clock_for_each_instruction() -> None:
-    search = SegmentSearch(*_many_clocks(6), latency=0.0, max_segments=3)
+    search = SegmentSearch(*_many_clocks(6), latency=0.0)
 
     plan = search.plan(_segments([0, 2, 3, 6], [5, 1, 5]))
 

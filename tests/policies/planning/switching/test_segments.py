@@ -13,7 +13,8 @@ from gpuenergyd.core.pipeline.switching import SwitchLatency
 from gpuenergyd_plan.profiles.profile_files import PlannerInstance, ProfileTable, read_pipeline_file
 from gpuenergyd_policies.planning.frontier import solve
 from gpuenergyd_policies.planning.plan_evaluation import baseline
-from gpuenergyd_policies.planning.switching.segments import SegmentedPlan, cheapest_segments, plan_segments
+from gpuenergyd_policies.planning.switching.segments import SegmentedPlan, cheapest_segments
+from tests.policies.planning.pipelines import plan_segments
 from tests.policies.planning.profiles import forward_backward_profile
 from tests.support.examples import examples
 from tests.support.measured_tables import DATA
