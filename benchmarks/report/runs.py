@@ -144,7 +144,7 @@ RUNS = (
         Kind.COMPUTED, is_usual=False),
     Run("everything-unkind", "everything_unkind.py", _args("--seed 6022 --json"),
         _args("--jobs 2 --processes 1 --json"), 1200, 4800, Kind.COMPUTED, is_usual=False),
-    Run("everything-unkind-h200", "everything_unkind.py", _args("--gpu-model h200 --seed 52417 --json"),
+    Run("everything-unkind-h200", "everything_unkind.py", _args("--gpu-model h200 --seed 52424 --json"),
         _args("--gpu-model h200 --jobs 1 --processes 1 --json"), 1200, 4800, Kind.COMPUTED, is_usual=False),
     Run("large-job", "large_job.py", _args("--json"),
         _args("--pp 4 --tp 2 --dp 2 --microbatches 8 --json"), 1500, 5400, Kind.COMPUTED, is_usual=False),
