@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.linalg.lapack import dtrtrs
+from scipy.linalg import get_lapack_funcs
 
 from gpuenergyd_policies.learning.deviations import IntArray, Points
 from gpuenergyd_policies.learning.shape import FloatArray
@@ -19,6 +19,7 @@ DEGREES_OF_FREEDOM = 3.0
 _UNSEEN = 2.0
 """Variance of a deviation that was not seen, in units of its squared scale: 90 % intervals are as wide as those of the
 t distribution."""
+(_TRTRS,) = get_lapack_funcs(["trtrs"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,7 @@ class SingleClocks:
 
 def solved(root: FloatArray, values: FloatArray) -> FloatArray:
     """Return the lower triangular root's inverse times the values, as scipy.linalg.solve_triangular does."""
-    found = dtrtrs(root.T, values, lower=0, trans=1)[0] if values.size else values
-    return np.asarray(found, dtype=np.float64)
+    return np.asarray(_TRTRS(root.T, values, lower=0, trans=1)[0] if values.size else values, dtype=np.float64)
 
 
 def _numbered(points: Points, number: dict[tuple[float, ...], int], *, are_of_kinds: bool) -> IntArray:
