@@ -217,9 +217,10 @@ class CarbonTargets:
         if isinstance(reply, PolicyFailure):
             ratio = runner.job.description.target.max_slowdown_ratio
             reply = _constant(ratio, f"constant slowdown: {reply.reason}")
-        decision = self._within_budget(runner, job, baseline, reply.decision)
         if job.is_following and job.decision is not None:
             decision = job.decision  # only the frontier of the policy's reply is used
+        else:
+            decision = self._within_budget(runner, job, baseline, reply.decision)
         self._issue(runner, job, decision, reply.frontier or job.frontier)
 
     def _issue(

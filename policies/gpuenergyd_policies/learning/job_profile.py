@@ -166,9 +166,8 @@ def _with_bends(
     if all(clock >= classes[0].clocks_mhz[0] for seen in times for clock, _ in seen.shares):
         return classes
     rows = time_rows(classes, times, has_calls=True)
-
-    score = cache(lambda *bends: _score(_bent(classes, dict(zip(chosen, bends, strict=True))), rows, of_time))
     chosen = dict.fromkeys(map(_bend_group, classes), 0)
+    score = cache(lambda *bends: _score(_bent(classes, dict(zip(chosen, bends, strict=True))), rows, of_time))
     for group in chosen:
         members = [own for own in classes if _bend_group(own) == group]
         scores = [

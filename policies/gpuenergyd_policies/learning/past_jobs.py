@@ -26,6 +26,7 @@ from dataclasses import dataclass, fields, replace
 from statistics import fmean, median
 
 import numpy as np
+from scipy.linalg import block_diag
 
 from gpuenergyd.core.pipeline.graph import InstructionClass, InstructionKind
 from gpuenergyd.core.pipeline.learned_curves import KindCurve, LearnedCurves
@@ -157,16 +158,11 @@ class OwnEvidence:
             pairs = [(getattr(observed, own.name), getattr(past[0], own.name)) for own in fields(Points)]
             observed = Points(*map(np.concatenate, pairs))
             evidence = Evidence(
-                _block_diagonal(evidence.weights, past[1].weights),
+                np.asarray(block_diag(evidence.weights, past[1].weights)),
                 np.concatenate([evidence.values, past[1].values]),
-                _block_diagonal(evidence.noise, past[1].noise),
+                np.asarray(block_diag(evidence.noise, past[1].noise)),
             )
         return self.model.posterior(wanted, observed, evidence)
-
-
-def _block_diagonal(a: FloatArray, b: FloatArray) -> FloatArray:
-    zeros = np.zeros((len(a), b.shape[1])), np.zeros((len(b), a.shape[1]))
-    return np.block([[a, zeros[0]], [zeros[1], b]])
 
 
 def posteriors(

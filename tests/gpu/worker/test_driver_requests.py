@@ -43,3 +43,20 @@ def test_a_power_limit_is_restored_whether_its_worker_was_killed_before_or_after
         host.set_power_limit(gpu, limit_w)
         (outcome,) = restore(journal.path)
         assert (outcome.result, host.power_limit_w(gpu)) == (RestoreResult.RESTORED, original_w)
+
+
+@pytest.mark.parametrize("read_w", [0.0, float("nan"), 90.0, 4_294_967.295, 250.0])
+def test_a_power_limit_read_wrongly_once_is_not_taken_for_an_operator_s(
+    host: SimulatedHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_w: float
+) -> None:
+    gpu, journal = host.identities()[0].gpu_uuid, Journal(tmp_path / "journal.json")
+    requests = DriverRequests(host, journal, "simulated", host.path, RestoreRules())
+    original_w = host.power_limit_w(gpu)
+    requests.lower_power_limit(LowerPowerLimit("L1", gpu, 300.0, OWNER))
+    answers, read = [read_w], SimulatedHost.power_limit_w
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedHost, "power_limit_w", lambda *call: answers.pop() if answers else read(*call))
+        requests.lower_power_limit(LowerPowerLimit("L1", gpu, 280.0, OWNER))
+    restore(journal.path)
+
+    assert host.power_limit_w(gpu) == original_w

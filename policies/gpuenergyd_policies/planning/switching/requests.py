@@ -45,8 +45,7 @@ Latency = float | Sequence[SwitchLatency]
 """Time in s from any clock request until it takes effect, or the latency of each rank's GPU."""
 PlannedClocks = frozenset[tuple[InstructionClass, int]]
 """Instruction classes with their planned clocks."""
-_RequiredClock = Callable[[frozenset[int]], int]
-"""Of the numbers of such pairs."""
+_RequiredClock = Callable[[frozenset[int]], int]  # of the numbers of such pairs
 _QUEUE_ROUNDS = 3
 
 
